@@ -49,7 +49,7 @@ from xlaserve.tensors import Tensor
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "measurements" / "performance.md"
 LENGTH = 128
-"""The size of open dimensions that denote a sequence length."""
+"""The size of dynamic dimensions that denote a sequence length."""
 PIECES = (1, 2, 4)
 """Numbers of rows to try for pieces; a load tries all of its batch sizes."""
 PIECE_SECONDS = 0.2

@@ -26,7 +26,7 @@ class Model:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Shapes of inputs that the file leaves open; -1 is the batch."""
     dimensions: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of open dimensions by name."""
+    """Sizes of dynamic dimensions by name."""
     below: Mapping[str, int] = field(default_factory=dict)
     """Exclusive upper bounds of random integer inputs."""
     tolerance: float = TOLERANCE

@@ -21,7 +21,7 @@ _HEAD = """
 _TABLES: Sequence[tuple[str, Sequence[Confined]]] = (
     ("Processes that the server or the system kills at a limit:", confined.PROCESSES),
     ("Texts and files whose size is checked before a library parses them:", confined.TEXTS),
-    ("Executions outside of requests, without a separate process:", confined.EXECUTIONS),
+    ("Other work that executes models, but not in a separate process:", confined.EXECUTIONS),
 )
 
 

@@ -256,7 +256,7 @@ async def test_an_unknown_model_is_said(example_models: Path, serve: Serve, prot
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ((), "input 'x' is FP32[-1,4,-1]: give its open dimensions sizes with --shape"),
+        ((), "input 'x' is FP32[-1,4,-1]: give its dynamic dimensions sizes with --shape"),
         (("--shape", "x=1,5,2"), "input 'x': expected FP32[-1,4,-1], got --shape 1,5,2"),
         (("--shape", "z=1"), "--shape: no input 'z', its inputs are 'x'"),
     ],

@@ -45,7 +45,7 @@ async def test_import_writes_a_model_that_is_served(linear: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((), "its dimension 'rows' is open"),
+        ((), "its dimension 'rows' is dynamic"),
         (("--dim", "rows=two"), "--dim: expected NAME=SIZE, got 'rows=two'"),
         (("--dim", "rows=2", "--output", "z"), "unknown output 'z', the model has y"),
         pytest.param(

@@ -94,7 +94,7 @@ def test_a_program_of_fixed_shapes_has_no_batch(tmp_path: Path) -> None:
             "transformer",
             [],
             InvalidModel,
-            "is open, but only the leading dimension of every input may be: set a size with --dim",
+            "is dynamic, but only the leading dimension of every input may be: set a size with",
         ),
         ("transformer", ["--dim", "{}=13"], InvalidModel, "was exported for 2 to 12"),
     ],

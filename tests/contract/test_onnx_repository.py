@@ -310,7 +310,7 @@ async def test_dims_of_the_configuration_close_open_ones(empty: tuple[Path, Any]
     root, client = empty
     put(root, "m", adding(("n", "length")))
 
-    assert "its dimension 'length' is open" in await refusal(client, "m")
+    assert "its dimension 'length' is dynamic" in await refusal(client, "m")
 
     tensors = "".join(
         f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: 3 }}\n'

@@ -136,7 +136,7 @@ def _doubling(leaves: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arra
             {"max_batch_size": 0, "inputs": (TensorSpec("x", DATATYPES["FP32"], (3, 4)),)},
             [ENTRY],
             "cpu",
-            "input 'x' has the shape (b, 4), but only some inputs have an open first dimension",
+            "input 'x' has the shape (b, 4), but only some inputs have a dynamic first dimension",
         ),
         (
             {"size": "n", "fn": lambda leaves, inputs: [inputs[0][:, :2]]},

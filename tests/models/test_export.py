@@ -575,7 +575,7 @@ def test_manifest_is_plain_json(tmp_path: Path) -> None:
     assert ("jax_export", 4) == (document["kind"], document["format_version"])
 
 
-# --- open dimensions and dependent rows ----------------------------------------------------------
+# --- dynamic dimensions and dependent rows -------------------------------------------------------
 
 
 def _centred(params: None, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -677,7 +677,7 @@ def test_manifest_says_what_is_particular_to_its_shapes(
         ({"inputs": {"x": ("FP32", [-1, "2*s"])}}, "dimension '2*s': expected a name"),
         (
             {"compiled_shapes": {"s": [1]}},
-            "expected sizes for none, since no dimension is open, got s",
+            "expected sizes for none, since no dimension is dynamic, got s",
         ),
         (
             {"inputs": NAMED, "fn": _centred, "compiled_shapes": {"t": [1]}},

@@ -108,7 +108,7 @@ def test_a_cumulative_sum_is_a_window_on_every_platform(
 
 
 def _gelu(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Use erfc, which is a composite, with two different open shapes."""
+    """Use erfc, which is a composite, with two different dynamic shapes."""
     found = jax.nn.gelu(x, approximate=False).sum(axis=1, keepdims=True)
     return found + jax.nn.gelu(y, approximate=False)[..., :1]
 

@@ -85,8 +85,8 @@ def _set_durable(**fields: object) -> Change:
         (_set_durable(surprise=1), "unknown field `surprise`"),
         (_set_durable(arguments=["float32[3]"]), "durable has 1 arguments, expected 4"),
         (_set_durable(results=[]), "durable has 0 results, expected 1"),
-        (_set_durable(unused=[4]), "durable lists an unused argument that does not exist"),
-        (_set_durable(unused=[-1]), "durable lists an unused argument that does not exist"),
+        (_set_durable(unused=[4]), "durable.unused has an index that is not among its"),
+        (_set_durable(unused=[-1]), "durable.unused has an index that is not among its"),
         (_set_durable(is_open=1), "Expected `bool`, got `int`"),
         (
             lambda document: document["files"].pop(STABLEHLO),

@@ -208,5 +208,5 @@ def test_what_is_not_allowed_fails_the_load(centring: Path, limit: str, text: st
 def test_without_open_dimensions_there_is_nothing_to_ask_for(
     affine_directory: Path, load: Load
 ) -> None:
-    with pytest.raises(InvalidModel, match="expected open dimensions besides the batch, got none"):
+    with pytest.raises(InvalidModel, match="expected dynamic dimensions besides the batch, got"):
         load(affine_directory, config("4"))

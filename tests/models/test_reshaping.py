@@ -109,9 +109,9 @@ def test_python_models_reshape_in_their_code(tmp_path: Path) -> None:
     [
         ([6], [2, 2], r"reshape: expected the number of elements of dims \[6\]"),
         ([2], [], r"reshape: expected the number of elements of dims \[2\]"),
-        ([-1], [2, 3], ", also before, between and after the open sizes"),
-        ([2, -1], [-1, 2], ", also before, between and after the open sizes"),
-        ([4], [-1, 2], ", also before, between and after the open sizes"),
+        ([-1], [2, 3], ", also before, between and after the dynamic sizes"),
+        ([2, -1], [-1, 2], ", also before, between and after the dynamic sizes"),
+        ([4], [-1, 2], ", also before, between and after the dynamic sizes"),
         ([4], [0], r"reshape.shape\[0\]: expected a size above 0, or -1 for any, got 0"),
         ([4], [-2], r"reshape.shape\[0\]: expected a size above 0"),
     ],
@@ -144,7 +144,7 @@ def test_sequences_are_not_reshaped() -> None:
 def test_every_element_keeps_its_place(
     lead: int, parts: list[tuple[tuple[int, ...], bool]], size: int
 ) -> None:
-    """Elements stay in row-major order, in both directions, whichever dimensions are open."""
+    """Elements stay in row-major order, in both directions, whichever dimensions are dynamic."""
     source: tuple[int, ...] = ()
     target: tuple[int, ...] = ()
     for dims, is_open in parts:

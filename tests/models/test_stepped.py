@@ -258,7 +258,7 @@ def test_a_manifest_with_other_steps_is_not_loaded(
         ("inputs", 3, "datatype", "FP32", "'stream.state.0' is .* as input, .* as output"),
         ("inputs", 3, "name", "other", "its last inputs are not the stepping inputs"),
         ("outputs", 3, "name", "other", "its last outputs are not the stepping outputs"),
-        ("inputs", 0, "shape", [-1], "a stepped model has an input with an open dimension"),
+        ("inputs", 0, "shape", [-1], "a stepped model has an input with a dynamic dimension"),
     ],
 )
 def test_tensors_of_steps_are_what_they_should_be(

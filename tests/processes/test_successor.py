@@ -83,5 +83,5 @@ async def test_nothing_is_handed_over_while_no_process_answers_for_the_models(
 
     assert [socket.SHUT_RDWR] == channel.shut
     (said,) = logs
-    assert "client changes not handed over" == said["event"]
+    assert "changes of clients not handed over to the new process" == said["event"]
     assert "no model-loading process responds: it died, is starting or is silent" == said["reason"]

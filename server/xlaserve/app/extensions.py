@@ -125,7 +125,7 @@ GROUP = "xlaserve.extensions"
 
 
 def rows(names: Sequence[str]) -> Sequence[Extension]:
-    """Return the built-in extensions, then the named ones of other packages.
+    """Return the built-in extensions, then the named extensions from other packages.
 
     Raises InvalidSettings if one is not installed or cannot be imported.
     """

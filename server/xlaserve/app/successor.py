@@ -163,7 +163,7 @@ class Successor:
             with file:
                 socket.send_fds(channel, [CHANGES], [file.fileno()])
         except (OSError, NobodyAnswers) as error:
-            _log.error("client changes not handed over", reason=str(error))
+            _log.error("changes of clients not handed over to the new process", reason=str(error))
             if self._channel is channel:
                 # Without the changes the new process exits, and `_failed` handles that.
                 channel.shutdown(socket.SHUT_RDWR)

@@ -326,7 +326,7 @@ def check(
 ) -> None:
     """Raise InvalidModel unless artifact, manifest and weights describe the same function.
 
-    With `sized`, other dimensions may be open too: the configuration gives their sizes.
+    With `sized`, other dimensions may be dynamic too: the configuration gives their sizes.
     """
     check_runs(exported, platform)
     _check_trees(exported, described)
@@ -463,7 +463,7 @@ def _wider(dtype: Any) -> str:
 def _shape(
     what: str, dimensions: Sequence[object], batch: str | None, *, sized: bool = False
 ) -> Shape:
-    """Return the shape with -1 for open dimensions; raises InvalidModel if one may not be open."""
+    """Return the shape with -1 for dynamic dimensions; raises InvalidModel if one must be fixed."""
     shape = tuple(size if isinstance(size, int) else -1 for size in dimensions)
     problem = ""
     if batch is not None and [str(size) for size in dimensions[:1]] != [batch]:
@@ -474,7 +474,7 @@ def _shape(
             " max_on_demand_shapes at export or as parameters of its configuration"
         )
     elif -1 in shape[:1] and batch is None:
-        problem = "but only some inputs have an open first dimension"
+        problem = "but only some inputs have a dynamic first dimension"
     if problem:
         raise InvalidModel(f"{what} has the shape ({_written(dimensions)}), {problem}")
     return shape

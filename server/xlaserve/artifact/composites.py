@@ -33,7 +33,7 @@ _DEEPEST = 8
 def without_composites(module: Any) -> None:
     """Replace the composites of a module that older JAX versions cannot compile.
 
-    A scan becomes an equivalent reduce_window, and a composite of open shapes a call of its
+    A scan becomes an equivalent reduce_window, and a composite of dynamic shapes a call of its
     decomposition; other composites are kept.
     """
     scans = _composites(module, _is_cumulative)

@@ -47,7 +47,7 @@ class Foreseen:
     rows: int
     """The largest batch size."""
     sizes: Mapping[str, int]
-    """The largest size of each other open dimension, by name."""
+    """The largest size of each other dynamic dimension, by name."""
 
     def shape(self, named: Sequence[str]) -> tuple[int, ...]:
         """Return the largest shape of an input, given its dimensions as sizes or names."""
@@ -86,7 +86,7 @@ def _is_exact(described: Manifest, config: ModelConfig) -> bool:
 
 
 def _sizes(described: Manifest, config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """Return the compiled sizes of open dimensions other than the batch."""
+    """Return the compiled sizes of dynamic dimensions other than the batch."""
     declared = config.parameters.get(COMPILED_SHAPES)
     if declared is None:
         return {name: tuple(sizes) for name, sizes in described.compiled_shapes.items() if sizes}

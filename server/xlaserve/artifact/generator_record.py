@@ -38,7 +38,7 @@ class Array(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The shape, in which SLOTS and LENGTH are placeholders."""
 
     def sized(self, slots: int, length: int) -> tuple[int, ...]:
-        """Return the shape for these numbers of slots and positions."""
+        """Return the shape for `slots` slots of `length` positions."""
         sizes = {SLOTS: slots, LENGTH: length}
         return tuple(sizes.get(size, size) for size in self.shape)
 

@@ -88,7 +88,7 @@ class Manifest:
     compiled_shapes: Mapping[str, tuple[int, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """Compiled sizes of open dimensions other than the batch, by name."""
+    """Compiled sizes of dynamic dimensions other than the batch, by name."""
     max_on_demand_shapes: int = 0
     """Maximum number of other sizes that are compiled on demand."""
     verdict: Verdict | None = None
@@ -109,7 +109,7 @@ class Manifest:
 
     @property
     def named_shapes(self) -> tuple[tuple[str, ...], ...]:
-        """Return the input shapes as text, with the names of open dimensions."""
+        """Return the input shapes as text, with the names of dynamic dimensions."""
         if self.durable is None:
             return tuple(tuple(map(str, spec.shape)) for spec in self.inputs)
         arguments = self.durable.arguments[len(self.parameters) :]
@@ -118,7 +118,7 @@ class Manifest:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension of all inputs is open."""
+        """Tell whether the first dimension of all inputs is dynamic."""
         return all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
     @property
@@ -359,7 +359,8 @@ def _check_durable(manifest: Manifest) -> None:
         if len(found) != expected:
             raise _invalid(f"durable has {len(found)} {kind}, expected {expected}")
     if not all(0 <= position < len(durable.arguments) for position in durable.unused):
-        raise _invalid("durable lists an unused argument that does not exist")
+        count = len(durable.arguments)
+        raise _invalid(f"durable.unused has an index that is not among its {count} arguments")
 
 
 def _check_batch(manifest: Manifest) -> None:

@@ -56,7 +56,7 @@ class OnnxSource:
     is_alone: bool
     """Whether the version is a single file instead of a directory."""
     sizes: Sizes
-    """Configured shape of each input, -1 for an open dimension; empty if none are configured."""
+    """Configured shape of each input, -1 for a dynamic dimension; empty if none are configured."""
     is_unbatched: bool
     """Whether the configuration has `max_batch_size: 0`."""
 

@@ -1,4 +1,4 @@
-"""The sizes that open dimensions other than the batch are compiled for.
+"""The sizes that dynamic dimensions other than the batch are compiled for.
 
 Sizes listed in the configuration are compiled during the load. Others may be compiled on demand, up
 to a configured number.
@@ -21,7 +21,7 @@ from xlaserve.model_config.config import ModelConfig
 from xlaserve.tensors import Shape, Tensor, TensorSpec, describe
 
 TRIED_SIZE = 8
-"""Size of an open dimension without listed sizes, in trial executions and analysis."""
+"""Size of a dynamic dimension without listed sizes, in trial executions and analysis."""
 
 DEFAULT_ROWS_ON_DEMAND = 32
 """Default maximum number of batch sizes compiled on demand, for models that need exact batch
@@ -31,27 +31,27 @@ MAX_COMBINATIONS = 64
 """Maximum number of combinations of sizes, each of which is compiled for every batch size."""
 
 Sizes: TypeAlias = tuple[int, ...]
-"""One size per open dimension; empty if there are none."""
+"""One size per dynamic dimension; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDimensions:
-    """The open dimensions of a model and their compiled sizes; requests are not padded."""
+    """The dynamic dimensions of a model and their compiled sizes; requests are not padded."""
 
     combinations: tuple[Sizes, ...] = ((),)
     """Compiled combinations of sizes, in ascending order."""
     places: tuple[tuple[int, int, int], ...] = ()
-    """Every open dimension as (input, axis, index of the dimension)."""
+    """Every dynamic dimension as (input, axis, index of the dimension)."""
     closed: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Allowed sizes of the dimensions that are not compiled on demand, by index."""
 
     @property
     def has_rows(self) -> bool:
-        """Tell whether the first axis is one of the open dimensions."""
+        """Tell whether the first axis is one of the dynamic dimensions."""
         return any(axis == 0 for _, axis, _ in self.places)
 
     def specs(self, inputs: Sequence[TensorSpec], sizes: Sizes) -> tuple[TensorSpec, ...]:
-        """Return the input specs with these sizes in place of the open dimensions."""
+        """Return the input specs with these sizes in place of the dynamic dimensions."""
         shapes = [list(spec.shape) for spec in inputs]
         for index, axis, dimension in self.places:
             shapes[index][axis] = sizes[dimension]
@@ -108,7 +108,7 @@ def padded(tensor: Tensor, bucket: int) -> Tensor:
 
 
 def is_sized(config: ModelConfig) -> bool:
-    """Tell whether a configuration lists sizes of open dimensions, or allows others on demand."""
+    """Tell whether a configuration lists dynamic dimensions' sizes, or allows others on demand."""
     return COMPILED_SHAPES in config.parameters or bool(on_demand(config))
 
 
@@ -134,7 +134,7 @@ def read(
     avals: Sequence[ShapedArray],
     rows: Sequence[int] = (),
 ) -> OpenDimensions:
-    """Find the open dimensions of an artifact's inputs, and their sizes; raises InvalidModel.
+    """Find the dynamic dimensions of an artifact's inputs, and their sizes; raises InvalidModel.
 
     A batch dimension is not included. If each batch size has its own program, `rows` are the ones
     compiled during the load, and the first dimension is treated like the others.
@@ -178,7 +178,7 @@ def _open_names(
 def tried(
     config: ModelConfig, inputs: Sequence[TensorSpec], avals: Sequence[ShapedArray]
 ) -> tuple[dict[str, int], OpenDimensions]:
-    """Return the smallest compiled size of each open dimension other than the batch, by name.
+    """Return the smallest compiled size of each dynamic dimension other than the batch, by name.
 
     Also returns where these dimensions occur. Raises InvalidModel.
     """
@@ -204,7 +204,7 @@ def _others(
         return OpenDimensions()
     if not names:
         written = COMPILED_SHAPES if COMPILED_SHAPES in config.parameters else MAX_ON_DEMAND_SHAPES
-        _refuse(written, "open dimensions besides the batch", "none in the artifact")
+        _refuse(written, "dynamic dimensions besides the batch", "none in the artifact")
     if COMPILED_SHAPES not in config.parameters:
         return OpenDimensions((), places)
     sizes = _sizes(config.parameters[COMPILED_SHAPES], names)

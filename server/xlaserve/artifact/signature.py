@@ -20,7 +20,7 @@ class Signature:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension of all inputs is open."""
+        """Tell whether the first dimension of all inputs is dynamic."""
         return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in self.inputs)
 
 

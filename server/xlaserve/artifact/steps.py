@@ -67,7 +67,7 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if before != after:
                 raise InvalidModel(f"'{before.name}' is {before} as input, {after} as output")
         if any(-1 in spec.shape for spec in inputs):
-            raise InvalidModel("a stepped model has an input with an open dimension")
+            raise InvalidModel("a stepped model has an input with a dynamic dimension")
 
 
 def _is_open(tensors: tuple[TensorSpec, ...]) -> bool:

@@ -85,7 +85,7 @@ def _datatype(name: str, aval: Any) -> str:
 
 
 def _shape(aval: Any, batch: str | None) -> list[int | str]:
-    """Return a shape as an author writes it: -1 for the batch, a name for other open sizes."""
+    """Return a shape as an author writes it: -1 for the batch, names for other dynamic sizes."""
     return [
         size if isinstance(size, int) else -1 if not axis and str(size) == batch else str(size)
         for axis, size in enumerate(aval.shape)

@@ -91,7 +91,7 @@ def _check_specs(inputs: object) -> None:
 
 
 def _size(number: int, size: Any) -> int | str:
-    """Return a size as an author writes it: -1 for the batch, a name for other open sizes."""
+    """Return a size as an author writes it: -1 for the batch, a name for another dynamic size."""
     if isinstance(size, int):
         return size
     return str(size) if number else -1
@@ -107,7 +107,7 @@ def shapes_of(inputs: Inputs) -> tuple[tuple[str | int, ...], ...]:
 def checked_sizes(
     shapes: Sequence[Sequence[str | int]], listed: Mapping[str, Sequence[int]], *, batched: bool
 ) -> dict[str, int]:
-    """Return the smallest listed size of every named open dimension; raises InvalidModel."""
+    """Return the smallest listed size of every named dynamic dimension; raises InvalidModel."""
     names = dict.fromkeys(size for shape in shapes for size in shape if isinstance(size, str))
     for name in names:
         if not name.isidentifier() or (batched and name == BATCH_DIMENSION):
@@ -116,7 +116,7 @@ def checked_sizes(
                 " reserved for the batch"
             )
     if listed and set(listed) != set(names):
-        known = ", ".join(names) or "none, since no dimension is open"
+        known = ", ".join(names) or "none, since no dimension is dynamic"
         raise InvalidModel(f"compiled_shapes: expected sizes for {known}, got {', '.join(listed)}")
     for name, sizes in listed.items():
         if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
@@ -135,7 +135,8 @@ def _input_spec(name: str, datatype: str, shape: Sequence[int | str]) -> TensorS
         raise InvalidModel(f"input '{name}': its first dimension has a name, expected a size or -1")
     if -1 in shape[1:]:
         raise InvalidModel(
-            f"input '{name}': only the first dimension may be -1; give other open dimensions a name"
+            f"input '{name}': only the first dimension may be -1; give other dynamic dimensions a"
+            " name"
         )
     sizes = tuple(-1 if isinstance(size, str) else size for size in shape)
     try:

@@ -67,7 +67,7 @@ class Exportable:
     `xlaserve export --params` the arrays may be `jax.ShapeDtypeStruct`."""
     inputs: Inputs
     """Name, datatype and shape of each input, in the order of the arguments. -1 is the batch; a
-    name such as "s" is another open dimension, and equal names stand for equal sizes."""
+    name such as "s" is another dynamic dimension, and equal names stand for equal sizes."""
     outputs: Sequence[str] | None = None
     """Names of the results of `fn`; None if it returns a dict."""
     max_batch_size: int | None = None
@@ -86,7 +86,7 @@ class Exportable:
     proved; a trial checks it, and the export fails if the trial or the proof refutes it. With False
     nothing is padded or batched, and every batch size is compiled, at most 64."""
     compiled_shapes: Mapping[str, Sequence[int]] | None = None
-    """Sizes of open dimensions to compile with the load, by name: `{"s": [32, 128]}`."""
+    """Sizes of dynamic dimensions to compile with the load, by name: `{"s": [32, 128]}`."""
     max_on_demand_shapes: int = 0
     """Maximum number of other sizes that are compiled on demand. The model configuration can
     override this field, `batch_independent` and `compiled_shapes`; the server also has a limit."""
@@ -201,8 +201,8 @@ def export_model(
     `params` is any pytree, such as a trained model; its arrays are stored in the weights file.
 
     `inputs` has the name, datatype and shape of each input, in the order of the arguments. -1 is
-    the batch; a name such as "s" is another open dimension. The datatype may be a dtype. An array
-    or a jax.ShapeDtypeStruct may replace datatype and shape.
+    the batch; a name such as "s" is another dynamic dimension. The datatype may be a dtype. An
+    array or a jax.ShapeDtypeStruct may replace datatype and shape.
 
     `path` is the version directory, REPOSITORY/MODEL/VERSION, such as models/digits/1.
 
@@ -218,7 +218,7 @@ def export_model(
     `batch_independent` declares whether each row is computed independently of the others. None
     leaves that to a proof, True is for what cannot be proved, False for rows that interact.
 
-    `compiled_shapes` has the sizes of open dimensions to compile, by name: {"s": [32, 128]}.
+    `compiled_shapes` has the sizes of dynamic dimensions to compile, by name: {"s": [32, 128]}.
     `max_on_demand_shapes` limits how many other sizes are compiled on demand.
 
     `trial_seconds` limits the CPU time for the trial of a function with loops.
@@ -414,7 +414,7 @@ def _notice(
 def _unsized(
     names: Iterable[str], compiled: Mapping[str, Sequence[int]] | None, on_demand: int
 ) -> str:
-    """Return a warning if an open dimension has no sizes: servers will refuse the model."""
+    """Return a warning if a dynamic dimension has no sizes: servers will refuse the model."""
     open_names = [] if compiled or on_demand else sorted(names)
     if not open_names:
         return ""

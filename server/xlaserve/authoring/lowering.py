@@ -46,7 +46,7 @@ _LOCATED_FRAMES = 10
 
 _HINTS = (
     " (its batch dimension has no fixed size during tracing)",
-    " (its open dimensions have no fixed size during tracing)",
+    " (its dynamic dimensions have no fixed size during tracing)",
 )
 _RANDOM_INTEGERS_BELOW = 8
 
@@ -84,14 +84,14 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True)
 class OpenShapes:
-    """The open dimensions of the inputs."""
+    """The dynamic dimensions of the inputs."""
 
     batched: bool
-    """Whether the first dimensions are open, and may be the batch."""
+    """Whether the first dimensions are dynamic, and may be the batch."""
     names: Sequence[Sequence[str | int]] = ()
-    """Shapes of the inputs with named dimensions; empty if no dimension is open."""
+    """Shapes of the inputs with named dimensions; empty if no dimension is dynamic."""
     checked: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Sizes of the open dimensions in the test run, by name."""
+    """Sizes of the dynamic dimensions in the test run, by name."""
 
     def shapes(self, inputs: Sequence[TensorSpec]) -> list[tuple[object, ...]]:
         """Return the input shapes with symbolic dimensions; raises InvalidModel."""
@@ -328,7 +328,7 @@ def _python_calls(traced: Any) -> Iterator[str]:
 def _export_where_possible(
     function: _Flat, inputs: Sequence[TensorSpec], shapes: OpenShapes, not_for: dict[str, str]
 ) -> Exported:
-    """Export for PLATFORMS, and record those that lack a kernel in `not_for`."""
+    """Export for PLATFORMS, and record the platforms that lack a kernel in `not_for`."""
     here = jax.export.default_export_platform()
     while True:
         try:

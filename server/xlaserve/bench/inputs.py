@@ -24,8 +24,8 @@ def make_inputs(
 ) -> Inputs:
     """Return a tensor for each input; the elements are the same every time.
 
-    `shapes` maps input names to shapes from the command line; `batch` is the size of an open first
-    dimension. Raises BenchmarkRefused if a shape is missing or does not match the metadata.
+    `shapes` maps input names to shapes from the command line; `batch` is the size of a dynamic
+    first dimension. Raises BenchmarkRefused if a shape is missing or does not match the metadata.
     """
     unknown = sorted(shapes.keys() - {spec.name for spec in specs})
     if unknown:
@@ -50,8 +50,8 @@ def _shape(model: str, spec: TensorSpec, given: Shape | None, batch: int) -> Sha
         return given
     if _OPEN in spec.shape[1:]:
         raise BenchmarkRefused(
-            f"model '{model}', input '{spec.name}' is {spec}: give its open dimensions sizes with"
-            f" --shape {spec.name}={','.join(_example(spec.shape, batch))}"
+            f"model '{model}', input '{spec.name}' is {spec}: give its dynamic dimensions sizes"
+            f" with --shape {spec.name}={','.join(_example(spec.shape, batch))}"
         )
     return tuple(batch if size == _OPEN else size for size in spec.shape)
 

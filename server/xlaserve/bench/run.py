@@ -23,7 +23,7 @@ class Job:
     shapes: Mapping[str, Shape]
     """Input name -> shape, for shapes given on the command line."""
     batch: int
-    """The size to use for an open first dimension."""
+    """The size to use for a dynamic first dimension."""
 
 
 @dataclass(frozen=True, slots=True)

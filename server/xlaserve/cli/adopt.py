@@ -36,7 +36,7 @@ def adopt(  # noqa: PLR0917, typer reads the parameters of a command from its si
     dim: Annotated[
         list[str] | None,
         typer.Option(
-            "--dim", help="NAME=SIZE,...: sizes of an open dimension to compile; may be repeated."
+            "--dim", help="NAME=SIZE,...: sizes of a dynamic dimension to compile; may be repeated."
         ),
     ] = None,
     max_on_demand_shapes: Annotated[

@@ -94,7 +94,7 @@ async def _ask_socket(url: str, path: str, timeout: float, *, live: bool) -> str
 
 
 async def _ask(address: ServerAddress, timeout: float, *, live: bool) -> str | None:
-    """Return why a server is not live or ready (empty if it gives no reason), or None if it is."""
+    """Return None if a server is ready, or live with `live`; otherwise the reason or ''."""
     async with dial(address, timeout=timeout) as client:
         if await (client.live() if live else client.ready()):
             return None

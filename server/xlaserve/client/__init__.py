@@ -107,7 +107,7 @@ class AsyncClient:
         one, the type that follows from the value: a list of `str`, `bytes` or `datetime`, a `dict`,
         or an array. A dict, list or tuple of arrays stands for several inputs: `{"pair": (a, b)}`
         is `pair.0` and `pair.1`; `answer.tree` does the reverse for outputs.
-        Outputs are decoded by the content types in the answer, or are arrays. `timeout` is in
+        Outputs are decoded by the content types in the response, or are arrays. `timeout` is in
         seconds and overrides the client's. Raises CallFailed, or InvalidRequest, naming the
         tensor, for a value that cannot be encoded.
         """
@@ -133,9 +133,9 @@ class AsyncClient:
         parameters: Mapping[str, Parameter] = NO_PARAMETERS,
         timeout: float | None = None,
     ) -> AsyncGenerator[Answer, None]:
-        """Yield the answers of a decoupled model to one request as they arrive.
+        """Yield the responses of a decoupled model to one request as they arrive.
 
-        `timeout` is in seconds, for all answers together. Closing the generator cancels the
+        `timeout` is in seconds, for all responses together. Closing the generator cancels the
         request. Raises the same errors as `infer`.
         """
         made = request(model, inputs, version=version, id=id, parameters=parameters)

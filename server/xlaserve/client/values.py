@@ -121,7 +121,7 @@ def _tensor(
 
 
 def answer_of(result: InferenceResult) -> Answer:
-    """Decode an answer by its content types; raise ValueError if they do not match the data."""
+    """Decode a response by its content types; raise ValueError if they do not match the data."""
     content_types = {
         name: str(one.get(_CONTENT_TYPE)) for name, one in result.output_parameters.items()
     }

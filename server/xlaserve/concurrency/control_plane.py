@@ -129,7 +129,7 @@ class ControlPlane(Protocol):
         ...
 
     async def ask_all(self, question: str, content: Any = None) -> Sequence[Answer]:
-        """Ask all other processes; returns one Answer per process, also if it did not answer."""
+        """Ask all other processes; return one Answer per process, also for silent ones."""
         ...
 
 

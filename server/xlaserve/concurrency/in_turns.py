@@ -7,7 +7,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 AT_A_TIME = 32
-"""Number of table rows that take less than a millisecond to process."""
+"""Default number of items between two yields to the event loop; processing this many rows of a
+table takes less than a millisecond."""
 
 
 async def in_turns(items: Iterable[T], at_a_time: int = AT_A_TIME) -> AsyncIterator[T]:

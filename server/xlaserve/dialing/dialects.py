@@ -46,7 +46,7 @@ class DialectCodec(WireCodec):
         )
 
     def _streamed(self, data: bytes) -> pb.ModelStreamInferResponse:
-        """Decode an answer of a stream; raise GRPCError if it is a bare ModelInferResponse."""
+        """Decode a response of a stream; raise GRPCError if it is a bare ModelInferResponse."""
         known: pb.ModelStreamInferResponse | None = self._read(pb.ModelStreamInferResponse, data)
         if known is not None and not known.error_message:
             return known

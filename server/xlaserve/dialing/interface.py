@@ -34,10 +34,10 @@ class InferenceResult:
     outputs: Mapping[str, Tensor]
     datatypes: Mapping[str, Datatype]
     seconds: float
-    """Seconds between sending the request and receiving its answer."""
+    """Seconds between sending the request and receiving its response."""
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=lambda: MappingProxyType({}))
-    """Parameters of the answer."""
+    """Parameters of the response."""
     output_parameters: Mapping[str, Mapping[str, Parameter]] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -70,7 +70,8 @@ class ModelTensors:
 
 
 Json: TypeAlias = dict[str, Any]
-"""An answer in protobuf's JSON mapping, with the protocol's field names; defaults may be absent."""
+"""A response in protobuf's JSON mapping, with the field names of the protocol; defaults may be
+absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class ServerClient(Protocol):
     def stream(
         self, request: InferRequest, timeout: float
     ) -> AsyncGenerator[InferenceResult, None]:
-        """Yield the answers to one request as they arrive; `timeout` limits the whole request."""
+        """Yield the responses to one request as they arrive; `timeout` limits the whole request."""
         ...
 
     async def describe(self, model: str, version: str = "") -> Json:

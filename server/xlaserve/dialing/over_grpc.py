@@ -35,7 +35,7 @@ from xlaserve.tensors import (
 from xlaserve_proto import inference as pb
 
 _MOST_FIELDS = 10_000_000
-"""Maximum fields of an answer: statistics have about a hundred for each of thousands of models."""
+"""Maximum fields of a response: statistics have about a hundred for each of thousands of models."""
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 """Boolean parameter of a streamed answer: whether it is the last one to its request."""
@@ -111,9 +111,9 @@ class Client:
     async def stream(
         self, request: InferRequest, timeout: float
     ) -> AsyncGenerator[InferenceResult, None]:
-        """Yield the answers to one request (V2 protocol, ModelStreamInfer) as they arrive."""
+        """Yield the responses to one request (V2 protocol, ModelStreamInfer) as they arrive."""
         message = write_request(request)
-        # Request an empty final answer, to know when the last answer has arrived.
+        # Request an empty final response, to know when the last response has arrived.
         message.parameters[_EMPTY_FINAL] = pb.InferParameter(bool_param=True)
         started = time.perf_counter()
         answers = self._stub.model_stream_infer([message], timeout=timeout)

@@ -148,7 +148,7 @@ class RestClient:
     async def stream(
         self, request: InferRequest, timeout: float
     ) -> AsyncGenerator[InferenceResult, None]:
-        """Yield the answers to one request (generate extension) as they arrive.
+        """Yield the responses to one request (generate extension) as they arrive.
 
         Events have no datatypes and shapes, so the model's metadata is fetched first.
         """
@@ -315,7 +315,7 @@ def infer_body(
 
 
 def write_request(request: InferRequest) -> tuple[dict[str, str], bytes]:
-    """Encode a request as headers and body; all tensors, also of the answer, are binary."""
+    """Encode a request as headers and body; all tensors, also of the response, are binary."""
     rows: list[dict[str, Any]] = []
     raw: list[bytes] = []
     for tensor in request.inputs:
@@ -391,7 +391,7 @@ class RestMemory:
     """Registers shared memory of this machine with a server (system shared memory extension)."""
 
     def __init__(self, read: Callable[[str, str, Json | None], Awaitable[Any]]) -> None:
-        """`read` sends a request (method, path, body), and returns the JSON of the answer."""
+        """`read` sends a request (method, path, body), and returns the JSON of the response."""
         self._read = read
 
     async def register(self, name: str, key: str, size: int) -> None:

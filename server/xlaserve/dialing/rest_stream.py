@@ -99,8 +99,8 @@ def _tensor(spec: TensorSpec, value: Any) -> Tensor:
 def _shape(shape: Shape, count: int) -> Shape:
     """Infer the shape of `count` elements from the metadata, since events have no shapes.
 
-    Of several open dimensions, the last takes all elements and the others are 1. If the count does
-    not match the shape, the result is one-dimensional.
+    Of several dynamic dimensions, the last takes all elements and the others are 1. If the count
+    does not match the shape, the result is one-dimensional.
     """
     known = prod(size for size in shape if size != -1)
     opened = [place for place, size in enumerate(shape) if size == -1]

@@ -61,7 +61,7 @@ class Wanted:
 
     @property
     def is_optional(self) -> bool:
-        """Tell whether the model works without the program, as it does for partial steps."""
+        """Tell whether the model works without this program; only PARTIAL is optional."""
         return self.name == PARTIAL
 
     def lowered(self) -> jax.stages.Lowered:

@@ -22,12 +22,12 @@ ACCEPTED = ",".join(("identity", *ENCODINGS))
 _INLINE_BYTES = 1 << 10
 """Longer messages are inflated in a thread: they can grow a thousandfold."""
 _LEAST_BYTES = 256
-"""Smaller answers are not worth compressing."""
+"""Smaller responses are not worth compressing."""
 _AT_ONCE_BYTES = 16 << 10
-"""Larger answers are compressed in a thread."""
+"""Larger responses are compressed in a thread."""
 COMPRESSED_TIMES = 2
-"""Memory reserved to compress an answer in a thread, as a multiple of its size: the answer itself
-and a compressed copy that is at most as long."""
+"""Memory reserved to compress a response in a thread, as a multiple of its size: the response
+itself and a compressed copy that is at most as long."""
 
 
 async def decompress(
@@ -59,7 +59,7 @@ async def decompress(
 
 
 def answer_encoding(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the encoding for the answers to a request, or an empty string for no compression.
+    """Return the encoding for the responses to a request, or an empty string for no compression.
 
     Answers use the encoding of the request if the client also accepts it; a client that sends
     uncompressed requests gets uncompressed answers.

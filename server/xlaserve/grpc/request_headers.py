@@ -1,4 +1,4 @@
-"""Validation of request headers that grpclib would ignore or fail on without an answer."""
+"""Validation of request headers that grpclib would ignore or fail on without a response."""
 
 from base64 import b64decode
 from binascii import Error as Base64Error

@@ -106,8 +106,8 @@ def _refused(head: Head[Route]) -> Route | None:
 class Answer:
     """Answers a request that is not gRPC with an HTTP status, such as 415.
 
-    If the request has a body, the answer is sent after a short delay, so that stream errors in the
-    request take precedence (RFC 9113 5.1, 8.1.1). It does not wait for the end of the body, which
+    If the request has a body, the response is sent after a short delay, so that stream errors in
+    the request take precedence (RFC 9113 5.1, 8.1.1). It is sent before the end of the body, which
     the client may hold back until it gets a response (`expect: 100-continue`).
     """
 
@@ -126,14 +126,14 @@ class Answer:
         self._body = body
 
     def begin(self, stream: ServerStream) -> None:
-        """Send the answer if the request is complete, or after a short delay."""
+        """Send the response if the request is complete, or after a short delay."""
         if stream.ended_by_client:
             self.send(stream)
         else:
             stream.call = _Moment(self, stream)
 
     def send(self, stream: ServerStream) -> None:
-        """Send the answer, without a body for HEAD (RFC 9110 9.3.2)."""
+        """Send the response, without a body for HEAD (RFC 9110 9.3.2)."""
         if stream.head.method == "HEAD":
             stream.send_headers(self._block, end=True)
             return

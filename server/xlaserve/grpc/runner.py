@@ -72,7 +72,7 @@ class Accepted(Protocol):
 
 
 class RpcStream(Stream[Any, Any]):
-    """grpclib's stream, from which a method reads requests and to which it writes answers."""
+    """grpclib's stream, from which a method reads requests and to which it writes responses."""
 
     call: Call
     method: Method

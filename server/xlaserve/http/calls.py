@@ -1,4 +1,4 @@
-"""Calls of general-path requests whose handler returns the answer."""
+"""Calls of general-path requests whose handler returns the response."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from xlaserve.serving.infer_call import AwaitedInfer
 
 
 def call_of(operation: Operation, names: Mapping[str, str], headers: Headers, peer: Peer) -> Call:
-    """Return the call of a request whose handler returns the answer for the server to write.
+    """Return the call of a request whose handler returns the response for the server to write.
 
     `names` are the path parameters of the route.
     """

@@ -1,4 +1,4 @@
-"""The mapping of exceptions to HTTP answers, shared by all routes.
+"""The mapping of exceptions to HTTP responses, shared by all routes.
 
 The body is `{"error": text}`, except for paths with another error format.
 """
@@ -48,7 +48,7 @@ _HEADERS: Mapping[type[XlaserveError], Mapping[str, str]] = MappingProxyType(
         Unauthenticated: {"WWW-Authenticate": "Bearer"},
     }
 )
-"""Additional headers of an error answer, by exception type."""
+"""Additional headers of an error response, by exception type."""
 
 _log = structlog.get_logger("http")
 
@@ -61,7 +61,7 @@ def error_response(
     shape: MakeError = plain_error,
     error: BaseException | None = None,
 ) -> HttpResponse:
-    """Return an error answer in the error format of the request's path.
+    """Return an error response in the error format of the request's path.
 
     `error` is the exception, or None if there was none.
     """
@@ -81,7 +81,7 @@ async def translate_errors(
     path: str,
     shape_of: Callable[[str], MakeError] = all_plain,
 ) -> T | HttpResponse:
-    """Await an answer; convert an exception to an error answer by the status table."""
+    """Await a response; convert an exception to an error response by the status table."""
     try:
         return await answer
     except ConnectionError:
@@ -95,9 +95,9 @@ async def translate_errors(
 def translate(
     error: BaseException, *, method: str, path: str, shape: MakeError = plain_error
 ) -> HttpResponse:
-    """Return the error answer for an exception; an unexpected exception is logged.
+    """Return the error response for an exception; an unexpected exception is logged.
 
-    The size of the answer is counted for the call that the exception ended.
+    The size of the response is counted for the call that the exception ended.
     """
     answer = _translated(error, shape, method=method, path=path)
     count_answer(error, answer.size)

@@ -1,4 +1,4 @@
-"""Server-sent events: the answers to one inference, each sent as it arrives (HTML, section 9.2).
+"""Server-sent events: the responses to one inference, each sent as it arrives (HTML, section 9.2).
 
     data: {"model_name":...,"outputs":[...],"parameters":{"triton_final_response":false}}
 
@@ -6,7 +6,7 @@
     data: {"error":"..."}
 
 Each answer is one event; a parameter marks the last one, as in ModelStreamInfer. An error before
-the first answer becomes an ordinary HTTP answer; a later error becomes the last event.
+the first response becomes an ordinary HTTP response; a later error becomes the last event.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ from xlaserve.serving.inference import DetailedResponse, InferRequest, InferResp
 EVENT_STREAM_TYPE = "text/event-stream"
 
 FINAL_RESPONSE = "triton_final_response"
-"""The answer parameter that tells whether the answer is the last one."""
+"""The response parameter that tells whether this response is the last one."""
 
 _FINAL_MARK = b'"parameters":{"%b":%%b}' % FINAL_RESPONSE.encode()
 
 Encode: TypeAlias = Callable[[InferResponse], Awaitable[HttpResponse]]
-"""Serializes an answer as JSON, in a thread if the answer is large."""
+"""Serializes a response as JSON, in a thread if the response is large."""
 
 
 def wants_events(headers: Headers) -> bool:
-    """Tell whether the Accept header prefers events to a single answer."""
+    """Tell whether the Accept header prefers events to a single response."""
     accept = headers.get("accept") or ""
     return preferred(accept, (JSON_TYPE, BINARY_TYPE, EVENT_STREAM_TYPE)) == EVENT_STREAM_TYPE
 
@@ -60,24 +60,24 @@ class _Answer(NamedTuple):
     response: InferResponse
     last: bool
     size: int
-    """Bytes charged until the answer is sent."""
+    """Bytes charged until the response is sent."""
 
 
 class EventCall(InferCall):
-    """An inference answered by events; it queues the answers that were not sent yet."""
+    """An inference answered by events; it queues the responses that were not sent yet."""
 
     takes_many = True
 
     def __init__(
         self, names: Mapping[str, str], headers: Headers, peer: Peer, max_bytes: int
     ) -> None:
-        """`names` are path parameters. The model pauses above `max_bytes` of unsent answers."""
+        """`names` are path parameters. The model pauses above `max_bytes` of unsent responses."""
         self.model = names.get("model", "")
         self.version = names.get("version", "")
         self.headers = headers
         self.peer = peer
         self.grow: Callable[[int, str], None] = lambda count, what: None
-        """Charges, or with a negative count releases, queued answers; raises BudgetExhausted."""
+        """Charges, or with a negative count releases, queued responses; raises BudgetExhausted."""
         self._max_bytes = max_bytes
         self._waiting: deque[_Answer | BaseException] = deque()
         self._waiting_bytes = 0
@@ -91,16 +91,16 @@ class EventCall(InferCall):
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether another answer may be queued (backpressure)."""
+        """Tell whether another response may be queued (backpressure)."""
         return self._waiting_bytes < self._max_bytes
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Queue an answer to be sent."""
+        """Queue a response to be sent."""
         size = output_bytes(response)
         try:
             self.grow(size, "the answer")
         except BudgetExhausted as error:
-            # The last answer has already ended the call.
+            # The last response has already ended the call.
             self.outcome = error
             (self.refuse if self.has_ended else self.fail)(error)
             return
@@ -111,16 +111,16 @@ class EventCall(InferCall):
         self._tell()
 
     def refuse(self, error: BaseException) -> None:
-        """Queue an error to be sent after the answers."""
+        """Queue an error to be sent after the responses."""
         self._waiting.append(error)
         self._tell()
 
     # --- For the sender ---
 
     async def answers(self) -> AsyncGenerator[tuple[InferResponse, bool], None]:
-        """Yield each answer as it arrives, and whether it is the last one.
+        """Yield each response as it arrives, and whether it is the last one.
 
-        An answer counts as sent when the next one is requested. Raises the error that ends the
+        A response counts as sent when the next one is requested. Raises the error that ends the
         call. Closing the generator early cancels the call.
         """
         try:
@@ -142,13 +142,13 @@ class EventCall(InferCall):
         return waiting
 
     def _take(self) -> _Answer | BaseException | None:
-        """Return the next queued answer or error, or None."""
+        """Return the next queued response or error, or None."""
         if self._waiting:
             return self._waiting.popleft()
         return asyncio.CancelledError("the call was cancelled") if self.has_ended else None
 
     def _sent(self, answer: _Answer) -> None:
-        """Release an answer's charge, since the next one was requested."""
+        """Release a response's charge, since the next one was requested."""
         self._waiting_bytes -= answer.size
         self.grow(-answer.size, "the answer")
         self.resume()
@@ -174,10 +174,10 @@ class EventCall(InferCall):
     async def merged(
         calls: "Sequence[EventCall]",
     ) -> AsyncGenerator[tuple[int, InferResponse, bool], None]:
-        """Yield the answers to several calls as they arrive, with the index of their call.
+        """Yield the responses to several calls as they arrive, with the index of their call.
 
-        Calls with queued answers take turns. Raises the error of the first call that fails. Closing
-        the generator early, or such an error, cancels the remaining calls.
+        Calls with queued responses take turns. Raises the error of the first call that fails.
+        Closing the generator early, or such an error, cancels the remaining calls.
         """
         changed = asyncio.Event()
         going = dict(enumerate(calls))
@@ -190,7 +190,7 @@ class EventCall(InferCall):
                     waiting = call._take()
                     if waiting is None:
                         continue
-                    changed.set()  # more answers may be queued
+                    changed.set()  # more responses may be queued
                     if isinstance(waiting, BaseException):
                         raise waiting
                     if waiting.last:
@@ -210,8 +210,8 @@ async def events(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a call, each after the previous one was sent.
 
-    Raises the error of a call that fails before its first answer, so that the answer has its
-    status.
+    Raises the error of a call that fails before its first response, so that the HTTP response has
+    the status of the error.
     """
     has_begun = False
     try:
@@ -234,7 +234,7 @@ async def events(
 
 
 async def _event(response: InferResponse, encode: Encode, *, last: bool) -> bytes:
-    """Serialize an answer as an event; its JSON contains no line break."""
+    """Serialize a response as an event; its JSON contains no line break."""
     if isinstance(response, DetailedResponse):
         parameters = {**response.parameters, FINAL_RESPONSE: last}
         answer = await encode(msgspec.structs.replace(response, parameters=parameters))

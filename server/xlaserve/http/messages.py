@@ -1,4 +1,4 @@
-"""Requests and answers as HTTP handlers see them."""
+"""Requests and responses as HTTP handlers see them."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ BINARY_TYPE = "application/octet-stream"
 HTML_TYPE = "text/html"
 
 NO_STORE: Mapping[str, str] = MappingProxyType({"Cache-Control": "no-store"})
-"""Header that forbids caching an answer (RFC 9111, 5.2.2.5)."""
+"""Header that forbids caching a response (RFC 9111, 5.2.2.5)."""
 
 JOINED_BYTES = 64 << 10
 """Answers up to this size are joined into one write; the parts of larger ones are not copied."""
@@ -56,7 +56,7 @@ class HttpRequest:
 
 # A msgspec struct, as in the core: a frozen dataclass takes several times as long to create.
 class HttpResponse(msgspec.Struct, frozen=True, gc=False):
-    """The answer of a handler."""
+    """The response of a handler."""
 
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = JSON_TYPE
@@ -64,9 +64,9 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
     """The body, in parts that are sent without being joined."""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     compressible: bool = True
-    """Whether the answer may be compressed if the client accepts it. Only model answers and pages
-    may: tritonclient.http.aio accepts compression for every request, but decompresses only model
-    answers."""
+    """Whether the response may be compressed if the client accepts it. Only pages and responses of
+    models may be: tritonclient.http.aio accepts compression for every request, but decompresses
+    only the responses of models."""
 
     @property
     def size(self) -> int:
@@ -79,7 +79,7 @@ class HttpResponse(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class HttpStream:
-    """An answer sent in parts."""
+    """A response sent in parts."""
 
     content_type: str
     parts: AsyncGenerator[bytes, None]
@@ -95,10 +95,10 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse | HttpStream
 """Answers a request; an XlaserveError becomes `{"error": text}` with its status."""
 
 Answered: TypeAlias = Callable[[HttpResponse | BaseException], None]
-"""Called once, on the event loop, with the answer to a request or its error."""
+"""Called once, on the event loop, with the response to a request or its error."""
 
 Begin: TypeAlias = Callable[[memoryview, Answered, Headers, Peer, int], HttpResponse | Pending]
-"""Answers a request immediately, or later by the callback, with its answer or error.
+"""Answers a request immediately, or later by the callback, with its response or error.
 
 Each invocation creates a call with the given headers and peer, and the call passes the gates. The
 number is the arrival time of the headers on the engine's clock; 0 means now. Raises an error that
@@ -116,7 +116,7 @@ MakeCall: TypeAlias = Callable[[Mapping[str, str], Headers, Peer], Call]
 
 
 def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
-    """Return an uncompressed JSON answer; msgspec must support the value."""
+    """Return an uncompressed JSON response; msgspec must support the value."""
     return HttpResponse(status, parts=[msgspec.json.encode(value)], compressible=False)
 
 

@@ -90,7 +90,7 @@ class Route:
     prepare: Prepare | None = None
     """Creates the fast-path equivalent of `handle`."""
     make_call: MakeCall | None = None
-    """Creates a call that the core writes its answer to; None for an `HttpCall`."""
+    """Creates a call that the core writes its response to; None for an `HttpCall`."""
     error: object = None
     """The msgspec type of error bodies; None for `{"error": text}`."""
     name: str = field(init=False)

@@ -10,7 +10,7 @@ from xlaserve.net.ledger import Account
 T = TypeVar("T")
 
 INLINE_BYTES = 64 << 10
-"""Work on up to this many bytes stays on the event loop: a hop to a thread costs as much."""
+"""Work on up to this many bytes runs on the event loop: handing it to a thread costs as much."""
 
 Size: TypeAlias = int | Callable[[], int]
 """A number of bytes, or a function that computes it in a thread."""

@@ -30,7 +30,7 @@ class Alphabet:
         self.special_token_ids = [int(id_) for id_ in special]
         names = {int(id_): text.encode() for id_, text in special.items()}
         self._octets = vocab
-        # Bytes follow the model's tokens. The server refuses vocabularies that cannot spell a byte.
+        # Append a token for each byte to the model's tokens, so that any text can be tokenized.
         octets = (bytes([one]) for one in range(256))
         self.tokens = [*(names.get(id_, b"") for id_ in range(vocab)), *octets]
 

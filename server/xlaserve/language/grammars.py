@@ -45,7 +45,7 @@ STEP_SECONDS = 0.002
 """Maximum average CPU time of a step in a grammar, during which other requests wait."""
 
 MOST_STEPS_SECONDS = 0.1
-"""CPU time by which the steps of one answer may exceed that average in total."""
+"""CPU time by which all steps of one answer together may exceed `STEP_SECONDS` per step."""
 
 REMAINDERS_PER_SECOND = 2_000_000
 """States of a `multipleOf`, one per remainder, that certainly take more than a second to compile;

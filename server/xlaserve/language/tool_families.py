@@ -27,7 +27,7 @@ class ToolFamily:
     """
 
     def parser(self, tools: Sequence[str], most: int) -> ToolCalls:
-        """Return a parser for at most `most` calls of these tools in one answer."""
+        """Return a parser that accepts at most `most` calls of `tools` in one answer."""
         return ToolCalls(frozenset(tools), self.begin, self.end, most)
 
     def grammar(

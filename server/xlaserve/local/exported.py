@@ -35,7 +35,10 @@ class ExportedFunction:
         return Path(self._directory.name)
 
     def write(self, params: object) -> Path:
-        """Write another version with these parameters and return it; raises InvalidModel."""
+        """Write a new version with other parameters, and return its directory.
+
+        Raises InvalidModel.
+        """
         from xlaserve.authoring.declared import check_params
 
         check_params(self._model.params, params)

@@ -1,4 +1,4 @@
-"""Parses the configured sizes of open dimensions."""
+"""Parses the configured sizes of dynamic dimensions."""
 
 from collections.abc import Collection, Mapping
 

@@ -194,9 +194,9 @@ class ModelConfig:
         return bool(self.steps)
 
     def check_name(self, directory: str) -> None:
-        """Raise InvalidModel if the configured name differs from the directory's.
+        """Raise InvalidModel if the configured name differs from that of the directory.
 
-        Also raises if an ensemble is its own step. Cycles through other models are found elsewhere.
+        Also raises if an ensemble is a step of itself, but does not detect longer cycles.
         """
         if self.name not in ("", directory):
             raise InvalidModel(

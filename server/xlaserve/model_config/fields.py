@@ -259,7 +259,7 @@ _ONNX = frozenset({"onnxruntime", "onnxruntime_onnx"})
 
 
 def is_onnx(kind: str) -> bool:
-    """Tell whether a `platform` or `backend` stands for ONNX models, which are converted."""
+    """Tell whether a `platform` or `backend` means an ONNX model, which is converted."""
     return kind in _ONNX
 
 

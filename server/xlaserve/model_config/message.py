@@ -120,7 +120,7 @@ def _reshape(
     if _between_open(shape) != _between_open(tensor.dims):
         expected = (
             f"the number of elements of dims {list(tensor.dims)}, also before, between and after"
-            " the open sizes"
+            " the dynamic sizes"
         )
         raise _unfit(f"{place}.reshape", expected, list(shape))
     return shape
@@ -136,7 +136,7 @@ def _check_reshapes(message: inference.ModelConfig, tensors: Iterable[ConfigTens
 
 
 def _between_open(dims: Iterable[int]) -> list[int]:
-    """Return the product of the sizes in each run between open dimensions."""
+    """Return the product of the sizes in each run between dynamic dimensions."""
     products = [1]
     for size in dims:
         if size == -1:

@@ -113,7 +113,7 @@ class _Tokens:
         return f"line {line}, column {column}"
 
     def take(self, mark: str) -> bool:
-        """Skip a punctuation mark if it is the current token; return whether it was."""
+        """If the current token is this punctuation mark, skip it; return whether it was skipped."""
         if self.token.kind != "mark" or self.token.text != mark:
             return False
         self.advance()

@@ -20,7 +20,7 @@ _MOST_MEMBERS = 10_000
 CODINGS: Mapping[str, int] = MappingProxyType(
     {"gzip": _GZIP_BITS, "x-gzip": _GZIP_BITS, "deflate": _ZLIB_BITS}
 )
-"""Coding -> zlib window bits, in order of preference for answers."""
+"""Coding -> zlib window bits, in order of preference for responses."""
 
 
 _LEVEL = 1

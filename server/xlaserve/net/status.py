@@ -204,14 +204,14 @@ def wire_status(error: XlaserveError) -> WireStatus:
 
 
 _CLIENT_LEFT = 499
-"""The non-standard status that proxies log if the client disconnected before the answer."""
+"""The non-standard status that proxies log if the client disconnected before the response."""
 
 
 def reported_status(error: BaseException | None, listener: str, http_status: int = 0) -> str:
     """Return the HTTP status code or gRPC status name with which a call was answered.
 
-    `listener` is the setting of the call's endpoint. `http_status` is the status of an HTTP answer
-    if there was no error, or 0.
+    `listener` is the setting of the call's endpoint. `http_status` is the status of an HTTP
+    response if there was no error, or 0.
     """
     if is_of_http(listener):
         return str(int(_http_status(error, http_status)))

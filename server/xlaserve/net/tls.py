@@ -99,7 +99,10 @@ def _context(settings: Settings, protocol: str) -> ssl.SSLContext:
 
 
 def _has_password(key: Path) -> bool:
-    """Tell whether the key in a PEM file is encrypted, by its text (RFC 7468 11; RFC 1421)."""
+    """Tell whether the private key in a PEM file is encrypted, from the headers of the file.
+
+    See RFC 7468, section 11, and RFC 1421.
+    """
     try:
         with key.open("rb") as file:
             return b"ENCRYPTED" in file.read(_MOST_BYTES)

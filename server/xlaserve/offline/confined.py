@@ -33,7 +33,7 @@ class Confined:
 
     name: str
     data: str
-    """The data, and where it comes from."""
+    """The untrusted data and its source, for example a client."""
     where: str
     """The process or thread that evaluates it."""
     memory: str

@@ -83,7 +83,7 @@ def local_copy(
 def _fetch_all(
     part: RemotePart, place: Path, stack: ExitStack, only: str, config_text: str | None
 ) -> Iterator[tuple[str, str]]:
-    """Fetch every model of a store; yield the names of those that fail, with the reason."""
+    """Fetch every model of a store; yield the name and the reason of each failed fetch."""
     part.refresh()
     try:
         names = part.listing().models

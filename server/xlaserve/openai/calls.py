@@ -21,7 +21,7 @@ class ChoiceCall(EventCall):
         self._parts: Sequence[ChoiceCall] = ()
 
     def split(self, count: int) -> "Sequence[ChoiceCall]":
-        """Return a call per choice: this one for a single choice, otherwise nested calls."""
+        """Return one call per choice: `self` for a single choice, otherwise nested calls."""
         if count == 1:
             return (self,)
         self._parts = [self._part(count) for _ in range(count)]

@@ -59,7 +59,7 @@ _KINDS: Mapping[int, tuple[str, str | None]] = MappingProxyType(
 
 
 def name_field(error: BaseException, fields: Mapping[str, str]) -> None:
-    """Make the error of a generation parameter name the request field that it comes from."""
+    """Make the error of a generation parameter name the request field that set the parameter."""
     parameter: str | None = getattr(error, "parameter", None)
     if isinstance(error, InvalidParameter) and parameter is not None:
         error.parameter = fields.get(parameter, parameter)

@@ -21,7 +21,7 @@ _READER = (sys.executable, "-P", "-m", "xlaserve.process.output_reader")
 _STREAMS = {"stdout": 1, "stderr": 2}
 _LEVELS = {"stdout": "info", "stderr": "warning"}
 _MOST_WAIT = struct.pack("ll", 1, 0)
-"""Send timeout of one second, so that a stopped reader blocks a write no longer than that."""
+"""Send timeout of one second, so that a reader that stops cannot block a write for longer."""
 _AGAIN_SECONDS = 1.0
 
 _log = structlog.get_logger("output")

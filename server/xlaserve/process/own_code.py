@@ -143,7 +143,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _bytecode(path: Path) -> bytes | None:
-    """Return the bytecode that the interpreter has cached, if it is that of the source."""
+    """Return the bytecode that the interpreter has cached, if it matches the source."""
     with suppress(OSError, NotImplementedError, struct.error):
         data = Path(util.cache_from_source(str(path))).read_bytes()
         found = path.stat()

@@ -131,7 +131,7 @@ class Systemd:
         self._notify("STOPPING=1")
 
     def hand_over(self, pid: int) -> None:
-        """Report that another process is now the service's main process; then report no more."""
+        """Tell systemd that another process is now the main process; report nothing afterwards."""
         self._notify(f"MAINPID={pid}")
         self._path = ""
 

@@ -12,7 +12,7 @@ from xlaserve.runtime.calls import Change
 
 
 class CodeChanges:
-    """Executes loads and unloads that models request, and refuses those that would deadlock.
+    """Executes loads and unloads that models request, and refuses changes that would deadlock.
 
     Used on the event loop only.
     """

@@ -1,4 +1,4 @@
-"""Merges the tensors in a model's configuration with those that its class declares."""
+"""Merges the tensors in a model's configuration with the tensors that its class declares."""
 
 from collections.abc import Sequence
 from dataclasses import replace

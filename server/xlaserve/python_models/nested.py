@@ -35,8 +35,7 @@ class Nested(InferCall):
     def __init__(self, parent: InferCall | None, request: NestedRequest) -> None:
         self.asked_model = request.model
         self.waiting: Sequence[InferCall] = ()
-        """The calls that need this one's answer: a batched `infer` calls once for all its requests.
-        """
+        """The calls that wait for this nested call: model code may make one for a whole batch."""
         if parent is None:
             return
         self.parent = parent

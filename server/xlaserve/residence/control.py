@@ -84,7 +84,7 @@ class ModelControl:
         self._sees_for = sees_for
         self._notes = notes or EventNotes()
         self.failed_loads: Mapping[str, int] = self._notes.failed_loads
-        """Failed loads per model, counting those that failed before a version was known."""
+        """Failed loads per model, including loads that failed before a version was known."""
         self.plane = plane or OneProcess()
         self.plane.handle(ChangeKind.LOAD, self._load_change)
         self.plane.handle(

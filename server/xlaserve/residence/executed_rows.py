@@ -26,7 +26,7 @@ class ExecutedRows:
         self._settled = {one.batch_size: one.compute_infer.count for one in totals.batches}
 
     def by_bucket(self, totals: Totals, sizes: Sequence[int]) -> Mapping[int, int]:
-        """Return executions by bucket; those not yet settled used buckets of these sizes."""
+        """Return the number of executions by bucket; `sizes` are the current buckets."""
         return self._with(totals, sizes)[0]
 
     def padding(self, totals: Totals, sizes: Sequence[int]) -> int:

@@ -77,7 +77,7 @@ class FailedLoads:
         self._on_change()
 
     def forget(self, model: str) -> None:
-        """Forget a failure: the model was loaded, is gone, or a version of it has the reason."""
+        """Forget a model's failure: it was loaded or removed, or a version now has the reason."""
         if self.reasons.pop(model, None) is not None:
             self._on_change()
 

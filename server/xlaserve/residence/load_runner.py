@@ -49,7 +49,7 @@ class Loading:
 
 
 class LoadRunner:
-    """Runs loaders in threads, and abandons those that exceed the time limit."""
+    """Runs loaders in threads, and abandons threads that exceed the time limit."""
 
     def __init__(
         self,

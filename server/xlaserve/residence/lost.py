@@ -32,7 +32,7 @@ class NobodyAnswers(Exception):
 
 
 class Answering(msgspec.Struct, frozen=True):
-    """The models that a process serves, and those that it failed to load."""
+    """The models that a process serves, and the models that it failed to load."""
 
     versions: dict[str, list[str]]
     """Ready versions by model."""

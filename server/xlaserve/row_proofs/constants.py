@@ -43,7 +43,7 @@ class Constant:
 
     @property
     def is_splat(self) -> bool:
-        """Whether one scalar stands for all elements."""
+        """Whether all elements are the same scalar, which is stored once."""
         return self.fixed.ndim == 0
 
     def item(self) -> int | None:
@@ -115,7 +115,7 @@ _COMPARISONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def chosen(predicate: Constant, left: Constant, right: Constant) -> Constant | None:
-    """Return the elements of `left` where the predicate is true, else those of `right`."""
+    """Return the elements of `left` where the predicate is true, otherwise of `right`."""
     if not predicate.is_static:
         return None
     where = predicate.fixed != 0

@@ -453,4 +453,4 @@ _MOVED: Mapping[str, Callable[..., Constant | None]] = MappingProxyType(
         "stablehlo.dynamic_slice": _all_alike,
     }
 )
-"""Operations that move known integers without changing them."""
+"""Operations that rearrange known integers without changing them."""

@@ -13,7 +13,7 @@ from xlaserve.row_proofs.findings import Finding, Problem, Unfollowed
 from xlaserve.row_proofs.program import Operation, Region
 
 MAX_STEPS = 400_000
-"""Maximum number of operations visited; those in loops count once per round."""
+"""Maximum number of operations visited; operations in loops count once per round."""
 
 _NOT_OF_ONE_RULE = (Unfollowed, MemoryError, RecursionError)
 
@@ -30,8 +30,8 @@ class Rule:
     """Attributes that `compute` reads as sizes, which may depend on the batch size. The operation
     is rejected if any other attribute does."""
     ignored: Callable[[int], Collection[int]] = lambda count: ()
-    """Given the number of operands, returns the positions of those that results may not depend
-    on."""
+    """Returns the positions of the operands that results may not depend on, given the number of
+    operands."""
     settle: Callable[[Operation, Sequence[Value], Walker], Sequence[Value]] | None = None
     """Returns more precise results found by another method; may return them unchanged."""
 

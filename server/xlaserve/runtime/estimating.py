@@ -272,8 +272,8 @@ class _Walk:
         is_product = name == "dot_general"
         for one in taken:
             if is_product and one.is_widened and _are_given(one.places):
-                # Widened parameters and inputs count from the start: XLA may convert them at any
-                # time.
+                # Count the wider copies of converted parameters and inputs as allocated from the
+                # first operation on: XLA may convert them at any time.
                 self._made.append(_Place(one.nbytes, 0, self._now))
             elif one.nbytes > _SMALL_BYTES and not (is_product and one.is_moved):
                 self._keep(one, one.over)

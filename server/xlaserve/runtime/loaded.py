@@ -140,7 +140,7 @@ class ModelInfo:
     compile_seconds: float = 0.0
     """Compilation time since the load began in seconds, including evicted programs."""
     buckets: tuple[Bucket, ...] = ()
-    """Compiled buckets so far: those of the load in ascending order, then those compiled on demand.
+    """Buckets compiled so far: during the load in ascending order, then on demand.
     """
     compiled_programs: int = 0
     """Programs compiled since the load began, including those of row trials."""

@@ -65,8 +65,8 @@ class Sequential(Protocol):
     ) -> Mapping[str, Tensor]:
         """Execute one step of several sequences, one row per sequence. Blocks.
 
-        If this raises, no state has changed; only StatesLost means that all states of the replica
-        are gone. Raises OutOfMemory.
+        After an exception no state has changed, except after StatesLost: then all states of the
+        replica are lost. Raises OutOfMemory.
         """
         ...
 

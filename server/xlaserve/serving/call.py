@@ -275,8 +275,8 @@ class Call:
     def owner(self) -> str:
         """Return the name of the principal who owns the call's side effects.
 
-        Empty for anonymous callers, which all count as one owner. Nested calls have their client's
-        owner.
+        Empty for anonymous callers, which all count as one owner. A nested call has the owner of
+        the outermost call.
         """
         principal = self.principal if self.parent is None else self.root.principal
         return "" if principal is None else principal.name
@@ -285,15 +285,15 @@ class Call:
     def caller(self) -> str:
         """Return the identity for fair scheduling: the principal, else the client's host.
 
-        Empty if neither is known; those calls count as one caller. Nested calls have their
-        client's.
+        Empty if neither is known; all such calls count as one caller. A nested call has the
+        identity of the client that made the outermost call.
         """
         return self.owner or host_of(self.root.peer.address)
 
     # --- called by transports and stations ---
 
     def answer(self, response: Any, *, last: bool = True) -> None:
-        """Write an answer; the last one ends the call. Does nothing once the call has ended."""
+        """Write a response; the last one ends the call. Does nothing once the call has ended."""
         if self.has_ended:
             return
         if not last:

@@ -204,9 +204,9 @@ def _inner(tensors: Sequence[ConfigTensor]) -> list[ConfigTensor]:
 
 
 def _apart(steps: Sequence[EnsembleStep], described: Models) -> Sequence[EnsembleStep]:
-    """Return the steps reordered: those that depend on no decoupled step come first.
+    """Reorder the steps: first the ones that do not depend on a decoupled step.
 
-    The remaining steps are executed once for each answer of the decoupled step.
+    The other steps are executed once for each response of the decoupled step.
     """
     first, later = [], []
     tensors: set[str] = set()

@@ -139,7 +139,8 @@ class InferCall(Call):
     rows = 1
     key: ShapeKey = ()
     is_apart = False
-    """Whether to batch it only with its own client's requests: batches with others have failed."""
+    """Whether to batch this call only with calls of the same client, because batches with calls of
+    other clients have failed."""
     chosen: tuple[TensorSpec, ...] | None = None
     """Requested outputs; None for all."""
     shaping: Shaping | None = None
@@ -153,8 +154,8 @@ class InferCall(Call):
     is_volatile = False
     """Whether the client can change the inputs during execution: they are in shared memory."""
     read_from: Sequence[object] = ()
-    """Shared memory regions of the inputs, in use until the call ends; equal messages may differ in
-    what these contain.
+    """Shared memory regions of the inputs, in use until the call ends. Their contents may differ
+    between equal messages.
     """
     takes_many = False
     """Whether the client accepts several answers."""
@@ -193,7 +194,7 @@ class InferCall(Call):
         self.instance.acquire()
 
     def release(self) -> None:
-        """Leave `place`, and stop counting as in progress."""
+        """Remove the call from `place`, where it waits, and from the requests in progress."""
         place = self.place
         if place is not None:
             self.place = None

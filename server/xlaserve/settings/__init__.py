@@ -186,7 +186,7 @@ class Settings(Derived):
     modelmesh: bool = False
     """Serve mmesh.ModelRuntime: a ModelMesh sidecar decides which models are loaded and when."""
     id_injection: IdInjection = IdInjection.PATH
-    """With modelmesh: path lets it write the id into requests; header leaves these as they are."""
+    """With modelmesh: path lets it write the id into requests; header leaves requests unchanged."""
     default_model_size_bytes: int = 16 << 20
     """With modelmesh: assumed size of an unknown model, before any model has been loaded."""
     mesh_slack_bytes: int = -1
@@ -410,7 +410,7 @@ class Settings(Derived):
     max_infer_streams: int = 4096
     """Maximum number of open ModelStreamInfer streams."""
     max_infer_stream_requests: int = 64
-    """Maximum requests in flight per ModelStreamInfer stream; more are read as these complete."""
+    """Maximum requests in flight per ModelStreamInfer stream; each completion lets another in."""
     max_infer_stream_bytes: int = 1 << 20
     """Bytes of unread answers per ModelStreamInfer or server-sent events stream beyond which the
     server reads no further requests from it, and decoupled models pause."""

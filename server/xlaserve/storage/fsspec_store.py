@@ -20,7 +20,7 @@ from xlaserve.storage.objects import (
 
 _PIECE_BYTES = 8 << 20
 _LISTING_TIMES = 10
-"""Time limit of a listing, as a multiple of that of one read."""
+"""Time limit of a listing, as a multiple of the time limit of one read."""
 
 _WRITING_TIMES = 10
 """Time limit of an upload, as a multiple of that of one read."""

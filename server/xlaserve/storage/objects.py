@@ -69,7 +69,7 @@ class RemoteObject:
 
 
 def ended_early(found: RemoteObject, position: int) -> StoreProblem:
-    """Return the problem of an object whose bytes end before the size of its listing."""
+    """Return the error for an object that is shorter than the size that the store listed."""
     return StoreProblem(f"'{found.name}' ended at byte {position} of {found.size_bytes}")
 
 

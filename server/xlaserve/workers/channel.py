@@ -81,7 +81,7 @@ class Channel(Generic[Incoming]):
             raise ChannelError(f"a message that cannot be read, {error}") from error
 
     async def flush(self) -> None:
-        """Wait until everything was sent, or the peer is gone."""
+        """Wait until everything was sent, or the peer has closed."""
         try:
             await self._writer.drain()
             self._writer.write_eof()

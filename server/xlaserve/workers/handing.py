@@ -61,7 +61,8 @@ class HandedConnections:
         data, descriptors, _, _ = socket.recv_fds(self._end, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not descriptors:
             if data:
-                raise ConnectionAbortedError  # out of file descriptors: the kernel closed it
+                # This process is out of file descriptors, so the kernel closed the one received.
+                raise ConnectionAbortedError
             raise EOFError
         self.received += 1
         connection = socket.socket(fileno=descriptors[0])
@@ -88,7 +89,7 @@ class HandedConnections:
 
 
 async def readable(end: "socket.socket | HandedConnections") -> None:
-    """Wait until there is something to read, or the peer is gone."""
+    """Wait until there is something to read, or the peer has closed."""
     loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
     descriptor = end.fileno()
     loop.add_reader(descriptor, is_readable.set)

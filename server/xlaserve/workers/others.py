@@ -25,7 +25,7 @@ class OtherWorkers:
         self._worker = str(worker)
 
     async def ask(self, question: Question, about: About, own: T, kind: object) -> AllAnswers[T]:
-        """Return the answers of all workers, and the errors of those that failed to answer."""
+        """Return the answers of all workers, and the errors of workers that failed to answer."""
         answers: dict[str, Any] = {self._worker: own}
         if not self._plane.loads:
             # Put the engine first, because folded answers take single-process facts from the first.

@@ -167,7 +167,7 @@ class Supervisor:
     async def _drain(self, keeping: "Sequence[asyncio.Task[None]]") -> None:
         """Wait until every worker has exited; kill those that exceed the grace period.
 
-        The engine exits after its front ends, since it still executes their clients' requests.
+        The engine exits after the front ends, because it executes the requests of their clients.
         """
         seconds = self._settings.grace_seconds + _ENDING_SECONDS
         for is_last in (False, True) if self._has_engine else (True,):

@@ -14,7 +14,7 @@ _SECONDS = 5.0
 
 
 class ParentEvents:
-    """Sends events of this process to the parent, and reads those of all processes."""
+    """Sends the events of this process to the parent, and reads the events of all processes."""
 
     def __init__(self, channel: "Channel[ToWorker]", worker: int) -> None:
         self._worker = worker
@@ -23,7 +23,7 @@ class ParentEvents:
         self._reads: dict[int, asyncio.Future[Kept]] = {}
 
     def note(self, event: Event) -> None:
-        """Send an event; dropped if the parent is gone, since this process will exit too."""
+        """Send an event; drop it if the parent has exited, since this process will exit too."""
         with suppress(ChannelError):
             self._channel.send(Happened(event))
 

@@ -138,7 +138,7 @@ class Parent:
         """Do nothing: the parent sends pings, which `_hear` answers."""
 
     def tell(self, message: msgspec.Struct) -> None:
-        """Send a message; dropped if the parent is gone, since this process will exit too."""
+        """Send a message; drop it if the parent has exited, since this process will exit too."""
         with suppress(ChannelError):
             self._channel.send(message)
 
@@ -294,7 +294,7 @@ async def _hear(
     *,
     silence: Silence,
 ) -> None:
-    """Process the parent's messages, also while draining; drain if the parent is gone."""
+    """Process the parent's messages, also while draining; drain if the parent has exited."""
     try:
         while True:
             message = await channel.receive()
@@ -352,7 +352,7 @@ async def _count(parent: Parent, listeners: HandedListeners, application: Applic
 
 
 def main() -> None:
-    """Serve as a worker until the parent sends Stop or is gone."""
+    """Serve as a worker until the parent sends Stop or exits."""
     end_with_parent(int(sys.argv[2]))
     # Only the parent handles signals, since terminals and systemd send them to all processes.
     shield_from_signals()

@@ -84,7 +84,7 @@ class WorkerProcess:
     is_listening: bool = False
     is_ready: bool = False
     is_silent: bool = False
-    """Whether the worker is unresponsive; it gets no connections then."""
+    """Whether the worker is unresponsive, so that it gets no connections."""
     is_pinged: bool = False
     """Whether the last ping is unanswered."""
     makes_changes: bool = False

@@ -296,12 +296,12 @@ def test_an_import_has_the_count_as_an_output_and_no_batch(tmp_path: Path) -> No
     [
         (
             {"x": (FLOAT, ["N", 4])},
-            "NonZero 'the_y' .* its number of output rows depends on data, and their maximum on an"
-            " open dimension of its input: set its size with --shape or --dim",
+            "NonZero 'the_y' .* its number of output rows depends on data, and their maximum on a"
+            " dynamic dimension of its input: set its size with --shape or --dim",
         ),
         (
             {"x": (FLOAT, ["N", 4]), "z": (FLOAT, ["N", 4])},
-            "its number of output rows depends on data, and their maximum on an open dimension of"
+            "its number of output rows depends on data, and their maximum on a dynamic dimension of"
             " its input: set its size with --shape or --dim",
         ),
     ],

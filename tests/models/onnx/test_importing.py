@@ -269,7 +269,7 @@ def test_a_batch_that_is_not_first_is_moved_there_and_back(tmp_path: Path) -> No
             Options(constants={"rate": ("1", "2")}),
             "expected 1 number or 1, for the shape [], got 2",
         ),
-        (Options(constants={"x": ("1",)}), "'x' has the open shape [N, 4]"),
+        (Options(constants={"x": ("1",)}), "'x' has the dynamic shape [N, 4]"),
         (Options(constants=RATE, batch_axes={"states": 1}), "no input or output 'states', it has"),
         (
             Options(constants=RATE, batch_axes={"state": 3}),
@@ -278,7 +278,7 @@ def test_a_batch_that_is_not_first_is_moved_there_and_back(tmp_path: Path) -> No
         (
             Options(batch_axes=SECOND),
             ", but either all inputs start with -1 or none: change a shape with --shape, locate the"
-            " batch with --batch-axis, fix an open first dimension that is not a batch with"
+            " batch with --batch-axis, fix a dynamic first dimension that is not a batch with"
             " --dim, or make the input a constant with --const",
         ),
     ],

@@ -55,8 +55,8 @@ def test_first_dimension_is_the_batch_where_it_is_open(
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"inputs": (IDS,)}, "input 'ids': its dimension 'sequence' is open"),
-        ({"inputs": (IMAGE,), "dimensions": {"height": (8,)}}, "its dimension number 3 is open"),
+        ({"inputs": (IDS,)}, "input 'ids': its dimension 'sequence' is dynamic"),
+        ({"inputs": (IMAGE,), "dimensions": {"height": (8,)}}, "its dimension number 3 is dynamic"),
         (
             {"inputs": (IDS,), "dimensions": {"length": (8,)}},
             "no dimension 'length', it has batch, s",

@@ -85,7 +85,7 @@ OTHER_SIZE = replace(BOTH[1], dims=(8,))
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (PLAIN, "input 'ids': its dimension 's27' is open"),
+        (PLAIN, "input 'ids': its dimension 's27' is dynamic"),
         (replace(SETTLED, inputs=(BOTH[0], OTHER_SIZE)), "'s27' is 8 here, but 7 elsewhere"),
         (
             replace(SETTLED, inputs=(replace(BOTH[0], name="x"),)),

@@ -13,7 +13,7 @@ from xlaserve.bench.results import percentile
 PERCENTILES = (50.0, 90.0, 99.0)
 _MILLISECONDS = 1000
 _MOST_ERRORS = 16
-"""Maximum number of distinct errors reported; some servers put a number into each message."""
+"""Maximum number of distinct errors reported; some servers add a unique number to each message."""
 _OTHER_ERRORS = "other errors"
 _SHOWN_CHARACTERS = 200
 

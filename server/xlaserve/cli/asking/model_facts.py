@@ -6,7 +6,10 @@ from xlaserve.dialing.interface import CallFailed, Json, ServerClient
 
 
 async def model_facts(client: ServerClient, name: str, version: str) -> Json:
-    """Return metadata, versions and configuration, as far as the server has these extensions."""
+    """Return metadata, versions and configuration.
+
+    Versions or configuration are empty if the server lacks the extension that returns them.
+    """
     metadata = await client.describe(name, version)
     found: Json = {"metadata": metadata, "versions": [], "configuration": None}
     for key, asking in (

@@ -59,7 +59,7 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
     ] = None,
     connections: Annotated[
         int | None,
-        typer.Option(min=1, help="Connections to spread requests over; REST uses one per request."),
+        typer.Option(min=1, help="gRPC connections to spread requests over; not for REST."),
     ] = None,
     duration: Annotated[str, typer.Option(help="Duration of each step: 5s, 500ms, 1m.")] = "5s",
     warmup: Annotated[
@@ -69,10 +69,10 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
         list[str] | None,
         typer.Option(
             "--shape",
-            help="NAME=1,16: the shape of an input with open dimensions; may be repeated.",
+            help="NAME=1,16: the shape of an input with dynamic dimensions; may be repeated.",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Size of an open first dimension.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Size of a dynamic first dimension.")] = 1,
     binary: Annotated[
         bool | None,
         typer.Option(

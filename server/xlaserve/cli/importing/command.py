@@ -33,14 +33,14 @@ def import_onnx(  # noqa: PLR0917, typer reads the parameters of a command from 
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Maximum rows per request; defaults to 32 if every input has an open"
+            help="Maximum rows per request; defaults to 32 if every input has a dynamic"
             " first dimension, otherwise 0."
         ),
     ] = None,
     dim: Annotated[
         list[str] | None,
         typer.Option(
-            "--dim", help="NAME=SIZE or NAME=16,32: sizes of an open dimension; may be repeated."
+            "--dim", help="NAME=SIZE or NAME=16,32: sizes of a dynamic dimension; may be repeated."
         ),
     ] = None,
     shape: Annotated[
@@ -206,7 +206,8 @@ def _import_encoder(
     for name in dimensions:
         if name != TOKENS:
             raise InvalidRequest(
-                f"--dim: expected '{TOKENS}', the only open dimension of an encoder, got '{name}'"
+                f"--dim: expected '{TOKENS}', the only dynamic dimension of an encoder, got"
+                f" '{name}'"
             )
     device.start("cpu")
     made = import_encoder(source, directory, version, max_batch_size, dimensions.get(TOKENS))

@@ -21,7 +21,7 @@ class PackagedFile:
     name: str
     file: Path
     options: Sequence[str] = ()
-    """Options that `xlaserve import` needs for it."""
+    """Options that `xlaserve import` needs for this file."""
     notice: str = ""
     """A note for the user; may be empty."""
 

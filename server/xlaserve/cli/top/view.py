@@ -59,7 +59,7 @@ class View:
     """Whether characters are added to the filter."""
     paused: bool = False
     rows: list[Rates] = field(default_factory=list[Rates])
-    """The most recent rates; while paused, those from before the pause."""
+    """The most recent rates; while paused, the last rates from before the pause."""
     chosen: tuple[str, str] | None = None
     """Name and version of the selected row; None for the first row."""
     detail: tuple[str, str] | None = None

@@ -73,7 +73,7 @@ class GrpclibStream:
         self._sent: asyncio.Future[None] | None = None
         self._reader: StreamingReader | None = None
         self._encoding = ""
-        """Encoding of the answers, or an empty string for no compression."""
+        """Encoding of the responses, or an empty string for no compression."""
         self.waiting = False
         """Whether the method is waiting for the client's next message."""
 

@@ -89,7 +89,7 @@ class CheckingHandler(RequestHandler):
 
 
 def _not_grpc(found: Mapping[str, str]) -> Headers | None:
-    """Return the answer to a request that is not gRPC, or None (gRPC over HTTP/2, Requests)."""
+    """Return the response to a request that is not gRPC, or None (gRPC over HTTP/2, Requests)."""
     if found[":method"] != "POST":
         return ((":status", "405"),)
     if not is_grpc(found.get("content-type")):
@@ -300,7 +300,7 @@ class _Stream(Stream):
     _charged = 0
     """Bytes reserved in the ledger for the stream, released at its end."""
     _expecting: asyncio.TimerHandle | None = None
-    """While an answer is sent: the timer that checks whether the client reads it."""
+    """While a response is sent: the timer that checks whether the client reads it."""
 
     @property
     def account(self) -> Account:

@@ -154,7 +154,7 @@ class ServerConnection:
 
     @property
     def frames_sent(self) -> int:
-        """Return the number of answer frames produced so far."""
+        """Return the number of response frames produced so far."""
         return self._conduct.served
 
     @property
@@ -164,7 +164,7 @@ class ServerConnection:
 
     @property
     def is_held_back(self) -> bool:
-        """Tell whether the client's connection window blocks answers (RFC 9113 5.2, 6.9)."""
+        """Tell whether the client's connection window blocks responses (RFC 9113 5.2, 6.9)."""
         return self._sender.is_held_back
 
     # --- timeouts and shutdown ---
@@ -180,7 +180,7 @@ class ServerConnection:
         return self.control.settled
 
     def sweep(self, ticks_for_a_message: int, ticks_for_an_answer: int) -> None:
-        """Expire slow requests and reset streams whose client does not read the answer.
+        """Expire slow requests and reset streams whose client does not read the response.
 
         A request whose message is incomplete has no call yet, so its deadline is checked here.
 

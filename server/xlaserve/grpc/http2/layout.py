@@ -71,7 +71,7 @@ class Layout(Generic[K]):
     def __init__(self, kind: K, found: Sequence[Field], references: bytes) -> None:
         self.kind = kind
         self.references = references
-        """The indexed fields of one octet each that the next block is expected to begin with."""
+        """The one-octet indexed fields with which the next block is expected to begin."""
         self.start = len(references)
         self.oldest = max(references, default=0)
         """The highest octet in `references`, which may refer to the dynamic table."""

@@ -9,7 +9,7 @@ from xlaserve.net.ledger import Ledger
 from xlaserve.net.memory import MessageMemory
 
 FRAMES_FOR_AN_ANSWER = 4
-"""Extra control frames allowed per answer frame sent: clients acknowledge received frames."""
+"""Extra control frames allowed per response frame sent: clients acknowledge received frames."""
 MAX_REFUSALS = 10_000
 """Maximum requests per time window that get only an error status, beyond the number answered. Not a
 setting: only an overloaded server refuses a correct client this often, and it also answers some
@@ -38,12 +38,12 @@ class Http2Limits:
     preface_seconds: float = 5.0
     message_seconds: float = 30.0
     answer_seconds: float = 120.0
-    """Seconds after which a stream is reset if its client reads nothing of a pending answer."""
+    """Seconds after which a stream is reset if its client reads nothing of a pending response."""
     max_work: int = 1024
     """Maximum frames handled in one turn. A request counts as sixteen frames, plus one for every
     sixteen bytes of its header block."""
     compress_answers: bool = True
-    """Whether to compress answers to clients that compress their requests."""
+    """Whether to compress responses to clients that compress their requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Shared:
     """The objects shared by all connections of a server."""
 
     ledger: Ledger
-    """Accounts for the memory of messages, pending answers and incomplete header blocks."""
+    """Accounts for the memory of messages, pending responses and incomplete header blocks."""
     memory: MessageMemory
     """Memory pool for long messages."""
 
@@ -59,7 +59,7 @@ class Shared:
 class Conduct:
     """Counts events that are rare with well-behaved clients; ends abusive connections.
 
-    The counts restart with each time window. The limits grow with the number of answer frames
+    The counts restart with each time window. The limits grow with the number of response frames
     sent in the window: cancelling a tenth of a million requests is acceptable.
     """
 
@@ -86,7 +86,7 @@ class Conduct:
         self.on_refusals: Callable[[], None] | None = None
         """Called when too many requests were refused."""
         self.served = 0
-        """Number of answer frames sent."""
+        """Number of response frames sent."""
 
     def count_control(self) -> None:
         """Count a control frame or empty frame; raise ConnectionFailure if there are too many."""

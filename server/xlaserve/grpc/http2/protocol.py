@@ -98,7 +98,7 @@ class Http2Protocol(asyncio.BufferedProtocol):
             self._greeting = None
         self.flush()
         if self.core.streams:
-            # Flush after the calls just started, so that immediate answers are written together.
+            # Flush after the calls just started, so that immediate responses are written together.
             self.wake()
 
     def eof_received(self) -> bool:
@@ -157,13 +157,13 @@ class Http2Protocol(asyncio.BufferedProtocol):
             transport.abort()
             raise
         leaves = core.leaves or core.control.client_leaves
-        # A client that has not ended a request may not have read its answer: grpc-core drops what
+        # A client that has not ended a request may not have read its response: grpc-core drops what
         # its application has not read when the connection ends before the stream.
         if core.failed is not None or (leaves and not core.streams and not core.awaits_ends):
             self._close()
 
     def wake(self) -> None:
-        """Schedule a flush after the callbacks that are ready, so that answers are coalesced."""
+        """Schedule a flush after the callbacks that are ready, so that responses are coalesced."""
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self.flush)

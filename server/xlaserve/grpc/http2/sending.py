@@ -1,4 +1,4 @@
-"""Sends answers within flow-control windows, round robin across streams (RFC 9113 6.9)."""
+"""Sends responses within flow-control windows, round robin across streams (RFC 9113 6.9)."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ _MOST_KEPT = 2
 
 
 class Sender:
-    """Encodes answers as frames, as fast as flow control and the transport allow.
+    """Encodes responses as frames, as fast as flow control and the transport allow.
 
     Invariant, whenever a method returns: the ledger holds the `unsent` bytes of each stream, as
     `parked` records, and `blocked` has exactly the streams with unsent bytes.
@@ -64,12 +64,12 @@ class Sender:
         self._table_update = b""
         """Size update to send before the next header block, or empty."""
 
-    # --- answers ---
+    # --- responses ---
 
     def answer(
         self, stream: ServerStream, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes
     ) -> bool:
-        """Send a complete answer, or return false and send nothing if there is no memory for it."""
+        """Send a complete response; without memory for it, send nothing and return false."""
         if (
             len(head) + size + len(trailers) > _JOINED_BYTES
             or size > self.window
@@ -79,7 +79,7 @@ class Sender:
         ):
             return self._long_answer(stream, head, parts, size, trailers)
         if (stream.state is not State.HALF_CLOSED_REMOTE or stream.ending) and not stream.open:
-            return True  # drop the answer: the stream is closed
+            return True  # drop the response: the stream is closed
         self.window -= size
         number = stream.id
         output = self.output
@@ -121,7 +121,7 @@ class Sender:
 
     def _may_park(self, stream: ServerStream, size: int) -> bool:
         """Tell whether bytes can be sent immediately, or queued within the memory limit."""
-        # An answer longer than FLUSH_BYTES is queued even if the windows are large enough.
+        # A response longer than FLUSH_BYTES is queued even if the windows are large enough.
         blocked = self.paused or size > min(self.window, stream.send_window, FLUSH_BYTES)
         return not blocked or self._account.allows(size)
 

@@ -14,9 +14,9 @@ class State(IntEnum):
     IDLE = 0
     OPEN = 1
     HALF_CLOSED_REMOTE = 2
-    """The client has ended its request; the server has not ended the answer."""
+    """The client has ended its request; the server has not ended the response."""
     HALF_CLOSED_LOCAL = 3
-    """The server has ended its answer; further DATA of the request is dropped."""
+    """The server has ended its response; further DATA of the request is dropped."""
     CLOSED = 4
     RESET = 5
     """The server has reset the stream; frames that the client sent before it knew are ignored."""

@@ -1,4 +1,4 @@
-"""One HTTP/2 stream: a request and its answer."""
+"""One HTTP/2 stream: a request and its response."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class Output(Protocol):
         size: int,
         trailers: bytes,
     ) -> bool:
-        """Send a complete answer, or return false and send nothing if there is no memory for it."""
+        """Send a complete response; without memory for it, send nothing and return false."""
         ...
 
     def headers(self, stream: "ServerStream", block: bytes, *, end: bool) -> None:
@@ -151,7 +151,7 @@ class ServerStream:
     reserved = 0
     """Bytes of `charged` that were not received yet; only for streaming requests."""
 
-    # --- the answer ---
+    # --- the response ---
 
     on_sent: Callable[[], None] | None = None
     """Called when all pending data was sent."""
@@ -162,7 +162,7 @@ class ServerStream:
     keeps_more = False
     """Whether pending data may be views of much larger arrays."""
     parked = 0
-    """Bytes held in the ledger for the pending answer."""
+    """Bytes held in the ledger for the pending response."""
     ending = False
     """Whether the last pending frame ends the stream."""
     trailers: bytes | None = None
@@ -180,7 +180,7 @@ class ServerStream:
         self.recv_window = owner.stream_window
         self.opened_ns = perf_counter_ns()
         self.tick = owner.tick
-        """Sweep in which the stream was opened or, later, last sent bytes of the answer."""
+        """Sweep in which the stream was opened or, later, last sent bytes of the response."""
         if head.timeout is not None:
             # The timeout counts from the headers, not from the message.
             self.deadline = owner.now() + head.timeout
@@ -222,7 +222,7 @@ class ServerStream:
             if problem is None:
                 self.message = reader.message()
                 self.compressed = reader.compressed
-                self.reader = None  # otherwise it would keep the message until the answer is sent
+                self.reader = None  # otherwise it would keep the message until the response is sent
             self.begin(problem)
 
     def cancel(self, reason: str) -> None:
@@ -231,10 +231,10 @@ class ServerStream:
         if call is not None:
             call.cancel(reason)
 
-    # --- the answer ---
+    # --- the response ---
 
     def answer(self, head: bytes, parts: Sequence[Buffer], size: int, trailers: bytes) -> bool:
-        """Send a complete answer, or return false and send nothing if there is no memory for it.
+        """Send a complete response, or return false and send nothing if there is no memory for it.
 
         `head` and `trailers` are header blocks; `parts` have `size` bytes, including the length
         prefix of the message. Nothing may have been sent on the stream before.
@@ -246,7 +246,7 @@ class ServerStream:
         self.output.headers(self, block, end=end)
 
     def send_data(self, parts: Sequence[Buffer], size: int, *, end: bool = False) -> bool:
-        """Send bytes of the answer, or return false and send nothing if they cannot be queued."""
+        """Send bytes of the response, or return false and send nothing if they cannot be queued."""
         return self.output.data(self, parts, size, end=end)
 
     def reset(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
@@ -257,7 +257,7 @@ class ServerStream:
 
     @property
     def open(self) -> bool:
-        """Tell whether an answer can still be sent."""
+        """Tell whether a response can still be sent."""
         return self.state in (State.OPEN, State.HALF_CLOSED_REMOTE) and not self.ending
 
     @property

@@ -18,7 +18,7 @@ _REMEMBERED = 1024
 ANSWERED_SECONDS = 5.0
 """Delay before the server resets a stream that it answered before the end of the request (RFC 9113
 8.1). Most clients end the request themselves once they have read the status. An immediate
-RST_STREAM would lose answers: HAProxy discards an answer followed by one, and reports CANCELLED."""
+RST_STREAM would lose responses: HAProxy drops a response followed by one, and reports CANCELLED."""
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class Streams:
         self.sender.wake()
 
     def cut_off(self, stream: ServerStream, reason: str) -> None:
-        """Reset a stream whose client does not read the answer, and cancel its call."""
+        """Reset a stream whose client does not read the response, and cancel its call."""
         self.reset_stream(stream, ErrorCode.ENHANCE_YOUR_CALM)
         stream.cancel(reason)
 

@@ -70,7 +70,7 @@ class Structure:
     outputs: tuple[RequestedOutput, ...]
     parameters: Mapping[str, Parameter]
     typed: bool
-    """Whether the request has no raw contents, so that its answer may have typed contents."""
+    """Whether the request has no raw contents, so that its response may have typed contents."""
 
     def elements_bytes(self) -> int:
         """Return the bytes needed to decode elements in a thread; 0 if no thread is needed."""

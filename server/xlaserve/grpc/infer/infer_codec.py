@@ -15,7 +15,7 @@ class InferCodec:
     """Decodes requests and encodes responses like the generic codec, with the same limits.
 
     `max_cached` is the number of inputs, outputs and parameters cached by their bytes; `typed`
-    encodes the answers to requests with typed contents.
+    encodes the responses to requests with typed contents.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ _HEADS = {
         for encoding in ENCODINGS
     },
 }
-"""Encoding of the answer -> response header block, for clients that use compression."""
+"""Encoding of the response -> response header block, for clients that use compression."""
 _OK = encode_fields([("grpc-status", "0")])
 
 
@@ -90,7 +90,7 @@ class InferFastPath:
     ) -> None:
         """`decode`, `recognise` and `refusal` replace the defaults if they are given.
 
-        With `compresses`, requests may be compressed, and so are answers if `compress_answers` is
+        With `compresses`, requests may be compressed, and so are responses if `compress_answers` is
         set. `repeats` replays answers by request bytes alone, so it is not used with a custom
         `decode`, which also depends on headers.
         """
@@ -111,7 +111,7 @@ class InferFastPath:
         self.placement = tensor_offset
 
     def begin(self, stream: ServerStream) -> None:
-        """Decode the request and start its inference; the answer may be sent immediately."""
+        """Decode the request and start its inference; the response may be sent immediately."""
         message = stream.message
         if message is None or (stream.compressed and not self._compresses):
             self._general.begin(stream)
@@ -222,7 +222,7 @@ class InferFastPath:
             self._engine.begin(call, request)
 
     def _repeat(self, call: "FastPathCall", stream: ServerStream, message: Buffer) -> bool:
-        """Replay the cached answer to a request with the same bytes; false if there is none."""
+        """Replay the cached response to a request with the same bytes; false if there is none."""
         assert self.repeats is not None
         answer = self.repeats.answer(call, message)
         if answer is not None:
@@ -249,7 +249,7 @@ class InferFastPath:
         then: Callable[[list[Buffer], int], None],
         held: int = 0,
     ) -> None:
-        """Encode an answer in a thread, then pass its buffers to `then` on the event loop.
+        """Encode a response in a thread, then pass its buffers to `then` on the event loop.
 
         `then` is not called if the call was cancelled, or if encoding fails: the client then gets
         the error. `held` bytes of the connection's account are released once the thread has
@@ -309,7 +309,7 @@ class InferFastPath:
         return False
 
     def refuse_instead(self, call: InferCall, stream: ServerStream, error: BaseException) -> None:
-        """Record and send an error in place of the answer of a call that has already ended."""
+        """Record and send an error in place of the response of a call that has already ended."""
         call.outcome = error
         self.refuse(stream, error)
 
@@ -324,7 +324,7 @@ class InferFastPath:
 
 
 def refusal_for(error: BaseException) -> GRPCError:
-    """Return the GRPCError to send for an exception that prevented an answer."""
+    """Return the GRPCError to send for an exception that prevented a response."""
     if isinstance(error, MalformedMessage | TooManyFields):
         return refusal_of(error, _MESSAGE)
     if isinstance(error, asyncio.CancelledError):
@@ -347,7 +347,7 @@ class FastPathCall(InferCall):
     awaits_client = False
     method = METHOD
     written: bytes | None = None
-    """The answer with its length prefix, if it may be cached for replay."""
+    """The response with its length prefix, if it may be cached for replay."""
 
     def __init__(self, fast_path: InferFastPath, stream: ServerStream) -> None:
         self._fast_path = fast_path

@@ -29,7 +29,7 @@ from xlaserve.serving.made_arrays import made_bytes, reserve_made
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
-"""Request parameter that asks for a final answer without outputs."""
+"""Request parameter that asks for a final response without outputs."""
 _ERRORS_END = "triton_grpc_error"
 """Stream header that makes the first error end the stream with its gRPC status."""
 
@@ -43,7 +43,7 @@ class StreamLimits:
     max_requests: int
     """Maximum requests in flight per stream; reading pauses when it is reached."""
     max_bytes: int
-    """Bytes of unsent answers per stream at which reading pauses, and so do decoupled models."""
+    """Bytes of unsent responses per stream at which reading pauses, and so do decoupled models."""
 
 
 class InferStreams:
@@ -86,13 +86,13 @@ class InferStreams:
 
 
 class StreamedInfer(InferCall):
-    """One request of a stream; its answers are sent after those of earlier requests."""
+    """One request of a stream; its responses are sent after those of earlier requests."""
 
     takes_many = True
     method = METHOD
     wants_empty_final = False
     is_decoupled = False
-    """Whether answers are sent without waiting for earlier requests."""
+    """Whether responses are sent without waiting for earlier requests."""
     failure: tuple[Status, str | None] | None = None
     """The status that ends the stream when it is this request's turn, or None."""
 
@@ -104,20 +104,20 @@ class StreamedInfer(InferCall):
         self.message_bytes = message_bytes
         """Bytes reserved in the ledger for the request message."""
         self.answers: deque[tuple[bytes, int]] = deque()
-        """Queued answers, each with its bytes reserved in the ledger."""
+        """Queued responses, each with its bytes reserved in the ledger."""
         self.answer_bytes = 0
-        """Total bytes of the queued answers."""
+        """Total bytes of the queued responses."""
 
     def expire_in_time(self) -> None:
         """Do nothing: the stream has the deadline, and cancels its requests when it expires."""
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the model may produce another answer now."""
+        """Tell whether the model may produce another response now."""
         return self._stream.takes_answer_of(self)
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send an answer, or queue it until earlier requests are answered."""
+        """Send a response, or queue it until earlier requests are answered."""
         if last and not response.outputs and not self.wants_empty_final:
             self._stream.wake()
             return
@@ -160,7 +160,7 @@ class StreamedInfer(InferCall):
 
 
 class InferStream:
-    """One stream: one task reads and starts requests, another sends queued answers."""
+    """One stream: one task reads and starts requests, another sends queued responses."""
 
     def __init__(self, streams: InferStreams, stream: RpcStream) -> None:
         self.answers = streams.answers
@@ -174,15 +174,15 @@ class InferStream:
         self._limits = streams.limits
         self._stream = stream
         self._calls: deque[StreamedInfer] = deque()
-        """Unfinished requests, except decoupled ones, in order; only the first may send answers."""
+        """Unfinished non-decoupled requests, in order; only the first may send responses."""
         self._decoupled: dict[StreamedInfer, None] = {}
-        """Unfinished decoupled requests; all of them may send answers."""
+        """Unfinished decoupled requests; all of them may send responses."""
         self._answer_bytes = 0
-        """Total bytes of queued answers."""
+        """Total bytes of queued responses."""
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
         self._is_sending = False
-        """Whether the sending task is sending an answer at the moment."""
+        """Whether the sending task is sending a response at the moment."""
         self._reading: asyncio.Task[None] | None = None
         self._is_read = False
         """Whether reading has ended."""
@@ -308,23 +308,23 @@ class InferStream:
             reserve_made(call, made_bytes(request.inputs))
         return request
 
-    # --- answers ---
+    # --- responses ---
 
     def takes_answer_of(self, call: StreamedInfer) -> bool:
-        """Tell whether a request may produce another answer now (backpressure)."""
+        """Tell whether a request may produce another response now (backpressure)."""
         if call.is_decoupled:
             return self._answer_bytes < self._limits.max_bytes
         if self._calls and self._calls[0] is call:
             return call.answer_bytes < self._limits.max_bytes
         return not call.answers
 
-    # Fast path: most answers can be sent immediately, without waking the sending task and without
+    # Fast path: most responses can be sent immediately, without waking the sending task and without
     # reserving memory.
 
     def has_sent(self, call: StreamedInfer, message: bytes, *, last: bool) -> bool:
-        """Send an answer immediately; false if it has to be queued after others.
+        """Send a response immediately; false if it has to be queued after others.
 
-        After the last answer, the request is removed.
+        After the last response, the request is removed.
         """
         whole, calls = self._stream, self._calls
         if (
@@ -342,18 +342,18 @@ class InferStream:
                 calls.popleft()
             self._forget(call)
             if calls or self._is_read:
-                self.wake()  # to send the answers of the next request, or to end the stream
+                self.wake()  # to send the responses of the next request, or to end the stream
         return True
 
     def reserve(self, count: int) -> bool:
-        """Reserve memory for an answer to be queued; false if there is none."""
+        """Reserve memory for a response to be queued; false if there is none."""
         if not self._stream.accepted.reserve(count):
             return False
         self._answer_bytes += count
         return True
 
     def refusal(self, count: int) -> BudgetExhausted:
-        """Return the error for an answer of `count` bytes that does not fit into memory."""
+        """Return the error for a response of `count` bytes that does not fit into memory."""
         return self._stream.accepted.account.refusal("the answer", count)
 
     def wake(self) -> None:
@@ -381,7 +381,7 @@ class InferStream:
         self._has_room.set()
 
     async def _is_answered(self, call: StreamedInfer) -> bool:
-        """Send the queued answers of a request; return whether its last one was sent."""
+        """Send the queued responses of a request; return whether its last one was sent."""
         for _ in range(len(call.answers)):
             message, counted = call.answers.popleft()
             # From here on, the connection's sender accounts for the bytes.
@@ -399,7 +399,7 @@ class InferStream:
         return call.has_ended and not call.answers
 
     def _resume(self, sent: StreamedInfer) -> None:
-        """Resume paused requests after an answer was sent; decoupled ones share one byte limit."""
+        """Resume paused requests after a response was sent; decoupled ones share one byte limit."""
         self._has_room.set()
         if not sent.is_decoupled:
             sent.resume()

@@ -101,7 +101,7 @@ class LongMessages:
 
 
 class Writing:
-    """Encoding of an answer in a thread; the stream's `call`, so that the stream can cancel it."""
+    """Encoding of a response in a thread; the stream's `call`, so that the stream can cancel it."""
 
     __slots__ = ("_call", "_job")
 

@@ -1,4 +1,4 @@
-"""Encodes the answers of ModelStreamInfer, and marks the last one of each request."""
+"""Encodes the responses of ModelStreamInfer, and marks the last one of each request."""
 
 from grpclib import GRPCError
 
@@ -10,17 +10,17 @@ from xlaserve.serving.inference import InferResponse
 from xlaserve_proto import inference as pb
 
 FINAL_RESPONSE = "triton_final_response"
-"""Boolean answer parameter: whether this is the last answer to its request."""
+"""Boolean response parameter: whether this is the last response to its request."""
 
 _INFER_RESPONSE = write_varint(2 << 3 | LENGTH)
 """Tag of the field `infer_response` in a ModelStreamInferResponse."""
 
 
 class StreamAnswers:
-    """Encodes the answer messages of streams."""
+    """Encodes the response messages of streams."""
 
     def __init__(self, codec: InferCodec, *, bare: bool = False) -> None:
-        """With `bare`, an answer is a ModelInferResponse, as in MLServer's API.
+        """With `bare`, a response is a ModelInferResponse, as in MLServer's API.
 
         That message cannot carry an error, so errors end the stream.
         """
@@ -34,7 +34,7 @@ class StreamAnswers:
         }
 
     def write(self, response: InferResponse, *, typed: bool, last: bool) -> bytes:
-        """Encode an answer; raise if it cannot be encoded."""
+        """Encode a response; raise if it cannot be encoded."""
         encode = self._codec.encode_typed if typed else self._codec.encode
         parts, size = encode(response)
         mark = self._marks[last]

@@ -56,7 +56,7 @@ def read_request(message: pb.ModelInferRequest) -> InferRequest:
 
 
 def is_typed(message: pb.ModelInferRequest) -> bool:
-    """Tell whether no input is raw or in shared memory; the answer may then be typed too."""
+    """Tell whether no input is raw or in shared memory; the response may then be typed too."""
     return not (message.raw_input_contents or any(map(is_shared, message.inputs)))
 
 

@@ -1,4 +1,4 @@
-"""Builds typed contents for the answers to requests with typed contents."""
+"""Builds typed contents for the responses to requests with typed contents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,21 +28,21 @@ _BYTES_OF_AN_ELEMENT: Mapping[str | None, int] = MappingProxyType(
         None: 0,
     }
 )
-"""Field of InferTensorContents -> maximum bytes per element of an answer."""
+"""Field of InferTensorContents -> maximum bytes per element of a response."""
 
 
 class Form(NamedTuple):
-    """How the outputs of an answer are encoded: typed contents, raw contents, or both."""
+    """How the outputs of a response are encoded: typed contents, raw contents, or both."""
 
     contents: list[pb.InferTensorContents | None]
     """The typed contents of each output; None for an output that has none."""
     raw: bool
-    """Whether the answer has raw contents, which it then has for all outputs."""
+    """Whether the response has raw contents, which it then has for all outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypedAnswers:
-    """Chooses how to encode the answers to requests with typed contents, from the settings."""
+    """Chooses how to encode the responses to requests with typed contents, from the settings."""
 
     form: TypedAnswerForm = TypedAnswerForm.BOTH
     max_bytes: int = 2 << 20
@@ -51,7 +51,7 @@ class TypedAnswers:
         """Return the form for outputs.
 
         If an output's datatype has no typed field, all outputs get raw contents as well. If typed
-        contents would add more than `max_bytes`, the answer has raw contents only, or TooLarge is
+        contents would add more than `max_bytes`, the response has raw contents only, or TooLarge is
         raised if the setting requires typed contents.
         """
         if self.form is TypedAnswerForm.RAW:

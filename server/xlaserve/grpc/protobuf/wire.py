@@ -22,7 +22,7 @@ Data: TypeAlias = bytes | memoryview
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Varints: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 Convert: TypeAlias = Callable[[Data], Any]
-"""Converts the bytes of a field to a value, or those of a packed field to a list of values."""
+"""Converts the bytes of a field to a value, or the bytes of a packed field to a list of values."""
 
 _LONGEST = 10
 """Maximum bytes of a varint; protobuf keeps the low 64 of its 70 bits."""

@@ -29,7 +29,7 @@ from xlaserve_proto import inference as pb
 
 
 class InferenceService(pb.GrpcInferenceServiceBase):
-    """`inference.GRPCInferenceService`; missing methods answer UNIMPLEMENTED."""
+    """`inference.GRPCInferenceService`; missing methods return UNIMPLEMENTED."""
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class ReflectionAlpha:
         return {path.replace(".v1.", ".v1alpha."): handler for path, handler in handlers.items()}
 
 
-# --- answers -----------------------------------------------------------------------------------
+# --- responses ---------------------------------------------------------------------------------
 
 
 def _list_services(reflection: Reflection, _: str) -> v1.ServerReflectionResponse:

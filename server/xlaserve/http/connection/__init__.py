@@ -1,1 +1,1 @@
-"""HTTP/1.1 connections, from received bytes to answers."""
+"""HTTP/1.1 connections, from received bytes to responses."""

@@ -33,7 +33,7 @@ from xlaserve.tensors import Buffer
 
 _FULL = "too many HTTP connections are open (max_http_connections), try again"
 _LINGER_SECONDS = 2.0
-"""Seconds during which leftover request bytes are read, so that the client receives the answer."""
+"""Seconds during which leftover request bytes are read, so that the client gets the response."""
 
 _log = structlog.get_logger("http")
 
@@ -71,7 +71,7 @@ class Server:
         self.connections: set[Connection] = set()
         """Open connections, without refused ones."""
         self.is_draining = False
-        """Whether every answer closes its connection."""
+        """Whether every response closes its connection."""
 
     @property
     def admitted(self) -> int:
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
             self.force_close()
             raise
         except ConnectionError:
-            self.force_close()  # the client disconnected during the answer, which is no error
+            self.force_close()  # the client disconnected during the response, which is no error
         except ENDS:
             raise
         except BaseException as error:
@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
             await self._fail(request)
 
     async def _fail(self, request: Request) -> None:
-        """Send an error if no answer was started; otherwise abort the connection."""
+        """Send an error if no response was started; otherwise abort the connection."""
         if request.is_begun:
             self.abort()
             return
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
             self._end(self._fast)
 
     async def _settle(self, request: Request) -> None:
-        """Start the next request once the client has read this answer, or close the connection."""
+        """Start the next request once the client has read this response, or close."""
         await self.flushed()
         fast, body = self._fast, request.body
         if fast is None:
@@ -235,7 +235,7 @@ class Connection(asyncio.Protocol):
         fast.return_from_general()
 
     def ends_with(self, request: Request) -> bool:
-        """Tell whether the connection must close after the answer to a request."""
+        """Tell whether the connection must close after the response to a request."""
         if not request.keeps_alive or self.server.is_draining:
             return True
         return request.may_lack_body or request.body.fault is not None or self.held.has_overrun
@@ -311,10 +311,10 @@ class Connection(asyncio.Protocol):
             self.force_close()
 
     def _end(self, fast: FastPath) -> None:
-        """Close the connection after its last answer.
+        """Close the connection after its last response.
 
         Bytes that still arrive are read and discarded for a while: closing a socket with unread
-        bytes would reset it, and the client could lose the answer (RFC 9112, 9.6). A draining
+        bytes would reset it, and the client could lose the response (RFC 9112, 9.6). A draining
         server lingers only for clients that have already sent more.
         """
         request, transport = self._request, self.transport

@@ -23,7 +23,7 @@ class Exchange:
     read: Callable[[], Awaitable[memoryview]]
     """Returns the whole body, decompressed and within the limits; raises TooLarge and others."""
     headers: Mapping[str, str]
-    """Headers to add to the answer."""
+    """Headers to add to the response."""
 
 
 class OtherProtocol(Protocol):
@@ -34,5 +34,5 @@ class OtherProtocol(Protocol):
         ...
 
     async def answer(self, exchange: Exchange) -> None:
-        """Send the answer to a request."""
+        """Send the response to a request."""
         ...

@@ -35,7 +35,7 @@ class Draining(Protocol):
     """The server state that a fast path reads."""
 
     is_draining: bool
-    """Whether every answer closes its connection."""
+    """Whether every response closes its connection."""
 
 
 class Owner(Protocol):
@@ -100,12 +100,12 @@ class FastPath(Lifecycle):
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self.answered_at = 0.0
-        """Loop time of the last answer."""
+        """Loop time of the last response."""
         self._ahead = Ahead(transport)
         self._plan: Plan | None = None
         """Plan of the request that is being received or executed."""
         self._call: Pending | asyncio.Task[HttpResponse] | None = None
-        """The request in flight, or the task that finishes its answer."""
+        """The request in flight, or the task that finishes its response."""
         self._part = bytearray()
         """In state RECEIVING: the received bytes of the request."""
         self._timer: asyncio.TimerHandle | None = None
@@ -253,7 +253,7 @@ class FastPath(Lifecycle):
             raise
 
     def resume(self) -> None:
-        """Resume pipelined requests, because the client reads its answers again."""
+        """Resume pipelined requests, because the client reads its responses again."""
         self.change(Input.RESUME)
         self._queue()
 
@@ -278,11 +278,11 @@ class FastPath(Lifecycle):
         self.state = _BEGUN[self.state]
         self._plan = plan
         self._call = begun  # type: ignore[assignment]
-        # An immediate answer is not charged: its parsed body is already freed.
+        # An immediate response is not charged: its parsed body is already freed.
         self._account.hold(_PARSED_TIMES * plan.length)
 
     def _done(self, result: HttpResponse | BaseException) -> None:
-        """Handle the answer to the request in flight."""
+        """Handle the response to the request in flight."""
         plan = self._plan
         assert plan is not None
         self._call = None
@@ -305,7 +305,7 @@ class FastPath(Lifecycle):
             self._owner.force_close()
 
     def _finish(self, plan: Plan, answer: HttpResponse) -> None:
-        """Write an answer, possibly after a task has compressed it."""
+        """Write a response, possibly after a task has compressed it."""
         finishing = plan.finish(answer, self._account) if plan.finish is not None else None
         if finishing is None:
             self._write(plan, answer)

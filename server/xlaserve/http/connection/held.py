@@ -1,4 +1,4 @@
-"""Memory accounting of an HTTP connection: request, answer, and pipelined bytes."""
+"""Memory accounting of an HTTP connection: request, response, and pipelined bytes."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Held:
         self.account = account
         self._transport = transport
         self._answers = False
-        """Whether an answer is being written; it stays charged until all of it is written."""
+        """Whether a response is being written; it stays charged until all of it is written."""
         self._is_paused = False
         """Whether the client has stopped reading."""
         self.is_waiting = False
@@ -95,7 +95,7 @@ class Held:
             raise self.account.refusal(what, count)
 
     def end_request(self) -> None:
-        """Release the request's charge, because its answer is complete."""
+        """Release the request's charge, because its response is complete."""
         self.is_waiting = False
         self.account.release_all(Kind.REQUESTS)
 
@@ -132,10 +132,10 @@ class Held:
         elif change:
             self.account.release(-change, Kind.AHEAD)
 
-    # --- The answer ---
+    # --- The response ---
 
     def begin_part(self, size: int) -> None:
-        """Charge an answer, or a part of it, until `end_answer`; raises BudgetExhausted.
+        """Charge a response, or a part of it, until `end_answer`; raises BudgetExhausted.
 
         A short answer is charged only if the transport has to buffer it.
         """
@@ -145,12 +145,12 @@ class Held:
             self._answers = True
 
     def begin_admitted(self, size: int) -> None:
-        """Charge an answer whose call has already been granted the memory, until `end_answer`."""
+        """Charge a response whose call has already been granted the memory, until `end_answer`."""
         self.account.hold(size, Kind.ANSWERS)
         self._answers = True
 
     def end_answer(self) -> None:
-        """Note that the whole answer was written to the transport, which may still buffer it."""
+        """Note that the whole response was written to the transport, which may still buffer it."""
         self._answers = False
         if not self._is_paused:
             self.account.release_all(Kind.ANSWERS)

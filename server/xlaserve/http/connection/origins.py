@@ -103,7 +103,7 @@ class Origins:
     def preflight(self, method: str, headers: Headers) -> Mapping[str, str] | None:
         """Return the headers that answer a CORS preflight request (Fetch, 4.8).
 
-        Returns None for any other request. A preflight has no credentials, so the answer must not
+        Returns None for any other request. A preflight has no credentials, so the response must not
         depend on the path or on whether it exists.
         """
         if method != "OPTIONS" or headers.get("access-control-request-method") is None:

@@ -98,7 +98,7 @@ def role_of(line: bytes, end: int) -> int:
 
 
 Finish: TypeAlias = Callable[[HttpResponse, Account], "asyncio.Task[HttpResponse] | None"]
-"""Returns a task that compresses an answer, or None if the answer can be written unchanged."""
+"""Returns a task that compresses a response, or None if the response can be written unchanged."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class Plan(msgspec.Struct, frozen=True):
     """Length of the body in bytes."""
     begin: Begin
     finish: Finish | None = None
-    """Compresses answers; None if every answer can be written unchanged."""
+    """Compresses responses; None if every response can be written unchanged."""
 
     def with_length(self, length: int) -> "Plan":
         """Return the plan for a body of another length."""

@@ -43,9 +43,9 @@ class Request:
         # RFC 9110, 10.1.1: not for HTTP/1.0; other expectations are ignored.
         self._is_asking = head.is_1_1 and "100-continue" in tokens(head.headers, "Expect")
         self.is_begun = False
-        """Whether the header block of the answer was sent."""
+        """Whether the header block of the response was sent."""
         self.is_last = False
-        """Whether the connection closes after the answer."""
+        """Whether the connection closes after the response."""
 
     @property
     def transport(self) -> asyncio.Transport:

@@ -1,4 +1,4 @@
-"""Status line and headers of an answer."""
+"""Status line and headers of a response."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ Fields = Iterable[tuple[str, str]]
 
 
 def response_head(answer: HttpResponse, size: int, *, is_last: bool) -> bytes:
-    """Return the header block of an answer with a body of this size."""
+    """Return the header block of a response with a body of this size."""
     headers = tuple(answer.headers.items()) if answer.headers else ()
     if is_last:
         headers = (*headers, ("Connection", "close"))

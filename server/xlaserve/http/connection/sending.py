@@ -1,4 +1,4 @@
-"""Sending of general-path answers, complete or in chunks."""
+"""Sending of general-path responses, complete or in chunks."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from xlaserve.residence.server import NAME
 from xlaserve.tensors import Buffer
 
 _WRITTEN_BYTES = 512 << 10
-"""Bytes of an answer written before the event loop serves other connections."""
+"""Bytes of a response written before the event loop serves other connections."""
 _EMPTY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 """Statuses without a body or headers that describe one (RFC 9110, 8.6)."""
 
@@ -35,7 +35,7 @@ def joined(*several: Mapping[str, str]) -> dict[str, str]:
 async def send(
     request: Request, answer: HttpResponse, headers: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Send a complete answer with additional headers; raises ConnectionError."""
+    """Send a complete response with additional headers; raises ConnectionError."""
     every = [("Server", NAME), *joined(headers, answer.headers).items()]
     if answer.status in _EMPTY:
         begin(request, answer.status, every)
@@ -68,7 +68,7 @@ async def _write_in_turns(request: Request, parts: Iterable[Buffer]) -> None:
 def begin(
     request: Request, status: HTTPStatus, fields: Fields, size: int | None = None, body: bytes = b""
 ) -> None:
-    """Send the header block of an answer, and its body if given; `size` is None for no body.
+    """Send the header block of a response, and its body if given; `size` is None for no body.
 
     Raises ConnectionError if the client has disconnected.
     """
@@ -93,7 +93,7 @@ def _begin(
 
 
 class Stream:
-    """An answer sent in chunks (RFC 9112, 7.1)."""
+    """A response sent in chunks (RFC 9112, 7.1)."""
 
     __slots__ = ("_in_chunks", "_request", "headers")
 
@@ -101,7 +101,7 @@ class Stream:
         self._request = request
         self._in_chunks = request.is_1_1
         self.headers = CIMultiDict(headers)
-        """Headers of the answer, which may be changed until `begin`."""
+        """Headers of the response, which may be changed until `begin`."""
 
     def begin(self) -> None:
         """Send the header block; for HTTP/1.0, the end of the connection delimits the body.

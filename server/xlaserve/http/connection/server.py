@@ -41,14 +41,14 @@ from xlaserve.serving.call_record import attach
 from xlaserve.serving.gates import Gates
 
 _COMPRESSED_BYTES = 1 << 10
-"""Smaller answers are not worth compressing."""
+"""Smaller responses are not worth compressing."""
 _NOT_KEPT = {**NO_STORE, "X-Accel-Buffering": "no"}
 """Headers that prevent proxies from buffering or caching a stream."""
 _SERVER = "*"
 """Target of an OPTIONS request for the server as a whole (RFC 9110, 9.3.7)."""
 _VARIED = {"Vary": "Accept-Encoding"}
 _VARYING_METHODS = frozenset({"GET", "HEAD"})
-"""Methods with cacheable answers (RFC 9111, 3), which need `Vary`."""
+"""Methods with cacheable responses (RFC 9111, 3), which need `Vary`."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -64,10 +64,10 @@ class HttpLimits:
     max_heads: int
     """Maximum number of cached header blocks."""
     answer_seconds: float = 120.0
-    """Seconds after which a client that does not read its answer is disconnected."""
+    """Seconds after which a client that does not read its response is disconnected."""
     handshake_seconds: float = 5.0
     compress_answers: bool = True
-    """Whether to compress answers for clients that accept it."""
+    """Whether to compress responses for clients that accept it."""
 
 
 class HttpServer:
@@ -103,7 +103,7 @@ class HttpServer:
         self._progress_checks: Rounds[Connection] | None = None
         self._answer_seconds = limits.answer_seconds
         self._streams: set[Call] = set()
-        """Calls whose answers are being streamed."""
+        """Calls whose responses are being streamed."""
 
     def listen(
         self,
@@ -153,7 +153,7 @@ class HttpServer:
             self._progress_checks.stop()
 
     def _shorten_answer_timeout(self) -> None:
-        """Limit the answer timeout to the body timeout, for clients that do not read."""
+        """Limit the response timeout to the body timeout, for clients that do not read."""
         self._answer_seconds = min(self._answer_seconds, self._limits.body.timeout_seconds)
         if self._progress_checks is not None:
             self._progress_checks.begin()
@@ -184,7 +184,7 @@ class HttpServer:
             if answer is None:
                 return
             if request.is_begun:
-                # Part of an answer was already sent, so the error cannot be reported.
+                # Part of a response was already sent, so the error cannot be reported.
                 request.connection.abort()
                 return
         finally:
@@ -195,7 +195,7 @@ class HttpServer:
             held.end_answer()
 
     async def _answer(self, request: Request) -> HttpResponse | None:
-        """Return the answer to a request, or None if it was sent already."""
+        """Return the response to a request, or None if it was sent already."""
         method, path, connection = request.method, request.target, request.connection
         headers = ReadHeaders(request.headers)
         preflight = self._origins.preflight(method, headers)
@@ -225,13 +225,13 @@ class HttpServer:
                 await self._stream(request, call, answer)
                 return None
             if match.route.prepare is None:
-                # Not for routes with a fast path: those are POST routes, whose answers caches do
+                # Not for routes with a fast path: those are POST routes, whose responses caches do
                 # not store by default, and the fast path does not write the header.
                 answer = _not_kept(answer)
             return await self._begun(call, request, answer)
 
     async def _begun(self, call: Call, request: Request, answer: HttpResponse) -> HttpResponse:
-        """Compress an answer if the client accepts it, charge its memory, and record it.
+        """Compress a response if the client accepts it, charge its memory, and record it.
 
         Raises BudgetExhausted, which then becomes the result of the call.
         """
@@ -316,7 +316,7 @@ class HttpServer:
         return asyncio.ensure_future(self._compress(coding, answer, account))
 
     async def _packed(self, request: Request, answer: HttpResponse) -> HttpResponse:
-        """Return an answer, compressed if the client accepts it."""
+        """Return a response, compressed if the client accepts it."""
         accepted = request.headers.get("Accept-Encoding", "")
         if not accepted or not _to_compress(coding := self._coding(accepted), answer):
             return answer
@@ -329,7 +329,7 @@ class HttpServer:
         await send(request, answer, headers)
 
     async def _stream(self, request: Request, call: Call, answer: HttpStream) -> None:
-        """Send the parts of a streamed answer, each when the client has read the previous ones."""
+        """Send the parts of a streamed response, each after the client has read the last."""
         headers = {
             "Content-Type": answer.content_type,
             "Server": NAME,
@@ -357,7 +357,7 @@ class HttpServer:
             call.fail(ShuttingDown())
 
     async def _compress(self, coding: str, answer: HttpResponse, account: Account) -> HttpResponse:
-        """Compress an answer; return it unchanged if that saves little or memory is short."""
+        """Compress a response; return it unchanged if that saves little or memory is short."""
         size = answer.size
         pack = partial(deflate_where_worth, coding, answer.parts, size)
         if size <= INLINE_BYTES:
@@ -377,7 +377,7 @@ class HttpServer:
 
 @contextmanager
 def _counted(call: Call) -> Iterator[None]:
-    """Attach an exception of the block to the call's record, so that its answer is counted."""
+    """Attach an exception of the block to the call's record, so that its response is counted."""
     try:
         yield
     except ENDS:
@@ -388,7 +388,7 @@ def _counted(call: Call) -> Iterator[None]:
 
 
 def _not_kept(answer: HttpResponse) -> HttpResponse:
-    """Forbid caching of an answer, unless it has its own Cache-Control."""
+    """Forbid caching of a response, unless it has its own Cache-Control."""
     if "Cache-Control" in answer.headers:
         return answer
     return HttpResponse(

@@ -2,27 +2,27 @@
 
 A connection handles one request at a time, and answers in order (RFC 9112, 9.3). A request is
 parsed only after the previous one has been answered. Therefore the bytes after a request, even
-malformed ones, cannot change its answer, and the bytes after the last request are discarded.
+malformed ones, cannot change its response, and the bytes after the last request are discarded.
 
-There are two paths to an answer, but one reader. The fast path answers requests whose header block
+There are two paths to a response, but one reader. The fast path answers requests whose header block
 is known (see `plans.py`) without a parser or a task. All other requests take the general path:
 llhttp parses the header block, which determines the framing of the body, and a task answers the
 request. On both paths, the connection separates the bytes of a request from pipelined bytes before
 it answers, and keeps the latter: no request takes over the connection.
 
 The common case is short. In IDLE the first bytes of a request arrive. If the header block is known
-and the body is complete, the request is executed: an immediate answer never leaves IDLE, a later
+and the body is complete, the request is executed: an immediate response never leaves IDLE, a later
 one is EXECUTING until ANSWER. If the body is incomplete, the connection is RECEIVING until the rest
 arrives, or until `message_timeout_seconds` expires; then the request takes the general path, which
 refuses it like any other. If the header block is unknown, the connection is GENERAL until the whole
-request has arrived, and ANSWERING until its answer has been sent (GENERAL_DONE).
+request has arrived, and ANSWERING until its response has been sent (GENERAL_DONE).
 
 Clients may pipeline. Pipelined bytes are kept up to a limit at which the connection stops reading.
 In QUEUED the connection waits for the next iteration of the event loop, so that one pipelining
-client cannot starve the others. A client that does not read its answers makes the connection
-BLOCKED: no further request is started, so at most one answer is buffered for it.
+client cannot starve the others. A client that does not read its responses makes the connection
+BLOCKED: no further request is started, so at most one response is buffered for it.
 
-An answer is the last one if the client or the server asks for that, or if the start of the next
+A response is the last one if the client or the server asks for that, or if the start of the next
 request is unknown. It leads to CLOSING: the transport sends its buffer and closes. CLOSED is final;
 any request in flight has been cancelled.
 
@@ -45,11 +45,11 @@ class State(IntEnum):
     RECEIVING = 1
     """The fast path knows the header block, and part of the body has arrived."""
     EXECUTING = 2
-    """The fast path has started a request and waits for its answer."""
+    """The fast path has started a request and waits for its response."""
     QUEUED = 3
     """No request is in flight; pipelined ones wait for the next iteration of the event loop."""
     BLOCKED = 4
-    """No request is in flight, and none is started because the client does not read its answers."""
+    """No request is in flight, and none is started while the client does not read responses."""
     GENERAL = 5
     """A general-path request is arriving: its header block, or the rest of its body."""
     ANSWERING = 6
@@ -70,9 +70,9 @@ class Input(IntEnum):
     BEGUN = 2
     """The fast path started a request that will be answered later."""
     ANSWER = 3
-    """The fast path has an answer to send and keeps the connection open."""
+    """The fast path has a response to send and keeps the connection open."""
     LAST_ANSWER = 4
-    """The fast path has an answer to send, after which the connection closes."""
+    """The fast path has a response to send, after which the connection closes."""
     AHEAD = 5
     """Pipelined bytes arrived."""
     TURN = 6
@@ -86,7 +86,7 @@ class Input(IntEnum):
     GENERAL_WHOLE = 10
     """The last bytes of a general-path request arrived."""
     GENERAL_DONE = 11
-    """The answer to a general-path request was sent, and the connection stays open."""
+    """The response to a general-path request was sent, and the connection stays open."""
     CLOSE = 12
     """The server closes the connection."""
     LOST = 13

@@ -17,7 +17,7 @@ from xlaserve.serving.call import Operation
 from xlaserve.serving.observability.events import MAX_NAME, Event, Events, chosen, cut
 
 MAX_EVENTS = 1000
-"""Maximum number of events per answer; the newest matching ones are returned."""
+"""Maximum number of events per response; the newest matching ones are returned."""
 
 _FRESH = MappingProxyType({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)

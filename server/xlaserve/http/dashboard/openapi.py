@@ -228,7 +228,7 @@ def _error(schema: Object) -> Object:
 
 
 def _or_error(response: Object, schemas: Mapping[object, Object]) -> Object:
-    """Describe a status whose body is either the answer or an error."""
+    """Describe a status whose body is either the response or an error."""
     media = response["content"].get(JSON_TYPE, {"schema": schemas[Error]})
     either = {"schema": {"anyOf": [media["schema"], schemas[Error]]}}
     return response | {"content": response["content"] | {JSON_TYPE: either}}

@@ -16,7 +16,7 @@ def permit_everything(call: Call, operation: Operation) -> Sees:
 
 
 def models_shown(permits: Permits, call: Call) -> Sees:
-    """Return the models that pages show: those with page permission and readable metadata.
+    """Return the models that pages show: models with page permission and readable metadata.
 
     If the client may read no metadata at all, those with page permission.
     """
@@ -30,7 +30,7 @@ def models_shown(permits: Permits, call: Call) -> Sees:
 
 
 def models_in_events(permits: Permits, call: Call) -> Sees:
-    """Return the models whose events a client may see: those shown to it.
+    """Return the models whose events a client may see: the models that pages show to it.
 
     If pages are unrestricted but the client may read no metadata at all, it sees no events.
     """

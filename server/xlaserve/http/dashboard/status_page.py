@@ -167,7 +167,7 @@ class StatusRoutes:
         headers = {**_FRESH, "ETag": written.tag}
         if request.headers.get("If-None-Match") == written.tag:
             return HttpResponse(HTTPStatus.NOT_MODIFIED, headers=headers, compressible=False)
-        # Not compressed: compression would take longer than making the answer.
+        # Not compressed: compression would take longer than making the response.
         return HttpResponse(parts=written.parts, headers=headers, compressible=False)
 
     async def _read(self, about: About) -> Reading:

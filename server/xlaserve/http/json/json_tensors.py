@@ -252,7 +252,7 @@ MOST_CHARACTERS: Mapping[str, int] = MappingProxyType(
         if row.contents is not None and row is not BYTES
     }
 )
-"""Maximum characters of a number in JSON, by datatype, for those with a JSON form."""
+"""Maximum characters of a number in JSON, for each datatype that JSON can represent."""
 QUOTED_CHARACTERS = len('"",')
 ESCAPED_CHARACTERS = len("\\u0000")
 """Maximum number of characters for one escaped byte."""

@@ -17,7 +17,8 @@ members blocked other requests for seconds. Other limits cover arrays and long s
 MOST_ELEMENTS = 300_000
 """Maximum elements of all arrays and objects, for bodies that are parsed into Python objects."""
 MOST_ARRAYS = 20_000
-"""Maximum number of arrays of such a body: an array takes as long as about 20 numbers."""
+"""Maximum number of arrays in a body that is parsed into Python objects: parsing an array takes as
+long as parsing about 20 numbers."""
 
 _DATA = re.compile(rb'"(?:d|\\u0064)(?:a|\\u0061)(?:t|\\u0074)(?:a|\\u0061)"')
 """The key `data`, with any of its letters escaped."""

@@ -217,7 +217,7 @@ OF_WORKERS: tuple[Family[Mapping[str, bool]], ...] = (
         WORKER_LABEL,
     ),
 )
-"""Per-worker metrics of a merged answer."""
+"""Per-worker metrics of a merged response."""
 
 
 def of_workers(present: Mapping[str, bool]) -> str:

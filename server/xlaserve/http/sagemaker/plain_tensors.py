@@ -374,7 +374,7 @@ def _write_jsonlines(info: ModelInfo, response: InferResponse, rules: JsonRules)
 
 
 def _rows(response: InferResponse, rules: JsonRules = _STRICT) -> list[Any]:
-    """Return each row's answer: the only output, or an object of several outputs."""
+    """Return each row's response: the only output, or an object of several outputs."""
     values = {o.name: _listed(response, o, rules) for o in response.outputs}
     if len(values) == 1:
         (rows,) = values.values()
@@ -416,7 +416,7 @@ def _is_numeric(outputs: Sequence[TensorSpec]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A media type of answers."""
+    """A media type that a response can have, and how to write a body of this type."""
 
     media_type: str
     can_hold: Callable[[Sequence[TensorSpec]], bool]
@@ -453,7 +453,7 @@ def write_plain_response(
 def choose_form(
     outputs: Sequence[TensorSpec], accept: str, *, default: str, others: Sequence[str] = ()
 ) -> str:
-    """Return the media type of an answer before inference runs; raises NotAcceptable.
+    """Return the media type of a response before inference runs; raises NotAcceptable.
 
     If the client has no preference, `default` is used, or JSON if `default` cannot represent the
     outputs. `others` are further media types that the caller can write.

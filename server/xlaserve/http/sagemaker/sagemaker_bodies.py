@@ -59,7 +59,7 @@ _KIND = msgspec.json.Decoder(_Kind)
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A parsed invocation, and the media type of its answer."""
+    """A parsed invocation, and the media type of its response."""
 
     inference: InferRequest
     form: str
@@ -116,7 +116,7 @@ class InvocationReader:
 
 
 def v2_answer(body: InferBody) -> HttpResponse:
-    """Return a V2 answer, with its JSON length in the Content-Type and in Triton's header."""
+    """Return a V2 response, with its JSON length in the Content-Type and in Triton's header."""
     if body.header_length is None:
         return HttpResponse(parts=body.parts)
     return HttpResponse(

@@ -102,19 +102,19 @@ class FastInfer:
 
 
 _SURELY_SHORT_BYTES = JOINED_BYTES // 32
-"""Tensors up to this size give short answers: JSON expands an element at most sixfold."""
+"""Tensors up to this size give short responses: JSON expands an element at most sixfold."""
 _OF_MODEL = "POST /v2/models/{model}/infer"
 _OF_VERSION = "POST /v2/models/{model}/versions/{version}/infer"
 
 
 class FastInferCall(InferCall):
-    """An inference whose answer goes to the connection by callback."""
+    """An inference whose response goes to the connection by callback."""
 
     request: InferRequest
     is_waited_for = False
-    """Whether `begin` has returned, so that the answer must be passed to the callback."""
+    """Whether `begin` has returned, so that the response must be passed to the callback."""
     answer_at_once: HttpResponse | BaseException | None = None
-    """The answer, if it was available before `begin` returned."""
+    """The response, if it was available before `begin` returned."""
     _writing: "asyncio.Task[HttpResponse] | None" = None
 
     @property
@@ -132,7 +132,7 @@ class FastInferCall(InferCall):
         self.peer = peer
 
     def write(self, response: InferResponse, *, last: bool) -> None:
-        """Send the answer; a large one is serialized in a thread."""
+        """Send the response; a large one is serialized in a thread."""
         size = output_bytes(response)
         if size > INLINE_BYTES:
             self.notifies_later = True
@@ -146,7 +146,7 @@ class FastInferCall(InferCall):
                 self._admit(answer)
             record = self.record
             if record is not None:
-                # Inlined `CallRecord.sent` for the only answer: a method call would double the
+                # Inlined `CallRecord.sent` for the only response: a method call would double the
                 # cost.
                 record.bytes_out = answer.size
                 record.written_ns = perf_counter_ns()
@@ -166,7 +166,7 @@ class FastInferCall(InferCall):
         self._tell(error)
 
     def cancel(self, reason: str = "") -> None:
-        """End the call without an answer."""
+        """End the call without a response."""
         super().cancel(reason)
         if self._writing is not None:
             self._writing.cancel()
@@ -188,9 +188,9 @@ class FastInferCall(InferCall):
             self.end()
 
     def _admit(self, answer: HttpResponse) -> None:
-        """Check that memory for an answer is available; raises BudgetExhausted.
+        """Check that memory for a response is available; raises BudgetExhausted.
 
-        The connection charges the answer afterwards.
+        The connection charges the response afterwards.
         """
         account, size = self.peer.account, answer.size
         if account is not None and size > JOINED_BYTES and not account.allows(size):

@@ -1,4 +1,4 @@
-"""The generate extension: a request and its answers as flat JSON objects."""
+"""The generate extension: a request and its responses as flat JSON objects."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -41,7 +41,7 @@ class GenerateRoutes:
         json_rules: JsonRules,
         max_stream_bytes: int,
     ) -> None:
-        """The model pauses when `max_stream_bytes` of answers are queued."""
+        """The model pauses when `max_stream_bytes` of responses are queued."""
         self._engine = engine
         self._threads = threads
         self._max_json_depth = max_json_depth
@@ -82,7 +82,7 @@ class GenerateRoutes:
         return rows
 
     async def generate(self, request: HttpRequest) -> HttpResponse:
-        """Answer once; raises NotOneAnswer if the model gave no answer or several."""
+        """Answer once; raises NotOneAnswer if the model gave no response or several."""
         call, is_text = await self._begin(request, whole=True)
         found: InferResponse | None = None
         async with aclosing(call.answers()) as answers:
@@ -97,7 +97,7 @@ class GenerateRoutes:
         return await self._write(call, found, is_text)
 
     async def generate_stream(self, request: HttpRequest) -> HttpResponse | HttpStream:
-        """Send each answer as an event when it arrives; errors are events too, as in Triton."""
+        """Send each response as an event when it arrives; errors are events too, as in Triton."""
         call, is_text = await self._begin(request)
         path = f"/v2/models/{call.model}/generate_stream"
         events = self._events(call, path, is_text)
@@ -114,7 +114,7 @@ class GenerateRoutes:
         return HttpStream(_CONTENT_TYPE, _opened(first, events))
 
     def make_call(self, names: Mapping[str, str], headers: Headers, peer: Peer) -> EventCall:
-        """Create the call of a request, which may receive any number of answers."""
+        """Create the call of a request, which may receive any number of responses."""
         return EventCall(names, headers, peer, self._max_stream_bytes)
 
     async def _begin(self, request: HttpRequest, *, whole: bool = False) -> tuple[EventCall, bool]:
@@ -145,8 +145,8 @@ class GenerateRoutes:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a call, each after the previous one was sent.
 
-        Raises the error of a call that fails before its first answer, so that the answer has its
-        status. A last answer without outputs produces no event.
+        Raises the error of a call that fails before its first response, so that the HTTP response
+        has the status of the error. A last response without outputs produces no event.
         """
         has_begun = False
         try:
@@ -178,5 +178,5 @@ async def _opened(
 
 
 def _event(answer: HttpResponse) -> bytes:
-    """Serialize an answer as an event; its JSON object contains no line break."""
+    """Serialize a response as an event; its JSON object contains no line break."""
     return b"".join((b"data: ", *answer.parts, b"\n\n"))

@@ -158,7 +158,7 @@ def has_text(info: ModelInfo) -> bool:
 def write_generate_answer(
     response: InferResponse, rules: JsonRules = DEFAULT_RULES, *, is_text: bool = False
 ) -> HttpResponse:
-    """Serialize an answer (generate extension, Generate Response JSON Object).
+    """Serialize a response (generate extension, Generate Response JSON Object).
 
     Each output is a field: its only element, or a flat list of its elements. With `is_text`, the
     output `text` becomes the field `text_output`. Raises InvalidTensor for FP16 and BF16, and

@@ -35,7 +35,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class InferBody(msgspec.Struct, frozen=True, gc=False):
-    """The body of an answer."""
+    """The body of a response."""
 
     parts: list[Buffer]
     """The parts of the body, in order; binary tensors are views of contiguous arrays."""

@@ -261,12 +261,12 @@ class InferenceRoutes:
     def _infer_events(
         self, call: EventCall, request: HttpRequest, inference: InferRequest
     ) -> HttpStream:
-        """Send each answer as an event; raises InvalidParameter for binary outputs."""
+        """Send each response as an event; raises InvalidParameter for binary outputs."""
         refuse_binary(inference)
         call.grow = request.grow
         self._engine.begin(call, inference)
         path = f"/v2/models/{inference.model_name}/infer"
-        # The call charges the tensors of queued answers.
+        # The call charges the tensors of queued responses.
         write = partial(self._write, inference, call.peer.account, is_counted=True)
         return HttpStream(EVENT_STREAM_TYPE, events(call, write, "POST", path))
 
@@ -277,7 +277,7 @@ class InferenceRoutes:
         return call_of(Operation.INFER, names, headers, peer)
 
     def prepare(self, request: HttpRequest) -> Begin | None:
-        """Return the fast path for an inference with one answer, or None for events.
+        """Return the fast path for an inference with one response, or None for events.
 
         Raises InvalidBody for an invalid header length.
         """

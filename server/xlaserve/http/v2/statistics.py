@@ -131,7 +131,7 @@ class Statistics(msgspec.Struct):
 
 
 def statistics_json(reports: Iterable[VersionReport]) -> Statistics:
-    """Return statistics with the fields of Triton's answer, for msgspec to serialize."""
+    """Return statistics with the fields of Triton's response, for msgspec to serialize."""
     return Statistics([_statistics(report) for report in reports])
 
 

@@ -103,7 +103,7 @@ class ResponseOutput(msgspec.Struct, omit_defaults=True):
 
 
 class InferenceResponse(msgspec.Struct, omit_defaults=True):
-    """The answer to an inference request."""
+    """The response to an inference request."""
 
     model_name: str
     model_version: str

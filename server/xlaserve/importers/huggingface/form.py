@@ -53,7 +53,7 @@ class Rope:
     original: int = 0
     """Longest cache that uses `frequencies`, if `long_frequencies` is set."""
     long_frequencies: tuple[float, ...] = ()
-    """Frequencies for caches longer than `original`; empty if these use `frequencies` too."""
+    """Frequencies for caches longer than `original`; empty if longer caches use `frequencies`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ _KEEPING = frozenset(
 
 _SIGMOID_STEP = 2.0**-23
 """Spacing of FP32 numbers near 1. onnxruntime computes Sigmoid as 0.5 plus a fraction, so its
-absolute error is a few of these, even if the result is tiny."""
+absolute error is a few times this spacing, even if the result is tiny."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def check(
 
 
 def _cases(inputs: Inputs) -> list[tuple[int, dict[str, int]]]:
-    """Return the batch sizes (0 for fixed shapes) to run, each with the open dimensions' sizes.
+    """Return the batch sizes (0 for fixed shapes) to run, each with the dynamic dimensions' sizes.
 
     Of the sizes that are compiled, the smallest and the largest are compared.
     """
@@ -279,7 +279,7 @@ def _zip_maps(graph: Graph) -> dict[str, Sequence[int | str]]:
 
 
 def random_inputs(graph: Graph, specs: Sequence[TensorSpec], rows: int) -> dict[str, Tensor]:
-    """Return random inputs with `rows` as the size of open dimensions."""
+    """Return random inputs with `rows` as the size of dynamic dimensions."""
     random = np.random.default_rng(_SEED)
     return {spec.name: _random(random, spec, rows, _integers_below(graph, spec)) for spec in specs}
 

@@ -16,7 +16,7 @@ def with_constants(
     """Return a graph with inputs replaced by constants, and these constants by input name.
 
     `values` has the elements of each input as text in C order, or one value for all elements.
-    Raises InvalidModel for an unknown input, an invalid number, and an input with an open shape.
+    Raises InvalidModel for an unknown input, an invalid number, and an input with a dynamic shape.
     """
     known = {item.name: item for item in graph.inputs}
     constants: dict[str, Tensor] = {}
@@ -35,7 +35,7 @@ def _tensor(item: GraphInput, texts: Sequence[str]) -> Tensor:
     if len(shape) < len(item.shape):
         sizes = ", ".join(str(size) or "?" for size in item.shape)
         raise InvalidModel(
-            f"input '{item.name}' has the open shape [{sizes}], but a constant needs a fixed"
+            f"input '{item.name}' has the dynamic shape [{sizes}], but a constant needs a fixed"
             " shape: export the model with one"
         )
     read = [_number(item, text) for text in texts]

@@ -28,7 +28,7 @@ class GraphInput:
     name: str
     datatype: Datatype
     shape: tuple[int | str, ...]
-    """Sizes; open dimensions have a name or an empty string."""
+    """Sizes; dynamic dimensions have a name or an empty string."""
     narrow: int = 0
     """The model's TensorProto.DataType if the V2 protocol lacks it, otherwise 0."""
 
@@ -146,14 +146,14 @@ class Graph:
         yield from (name for name in self.outputs if name not in defined)
 
     def size(self) -> int:
-        """Return the number of nodes, including those of subgraphs."""
+        """Return the number of nodes, including the nodes of subgraphs."""
         return len(self.nodes) + sum(
             graph.size() for node in self.nodes for graph in subgraphs(node)
         )
 
 
 def reads_of(node: Node) -> Iterator[str]:
-    """Yield the names that a node reads, including those that its subgraphs capture."""
+    """Yield the names that a node reads, including the names that its subgraphs capture."""
     yield from filter(None, node.inputs)
     for graph in subgraphs(node):
         yield from graph.reads()

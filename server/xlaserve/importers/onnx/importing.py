@@ -36,10 +36,10 @@ class Options:
     version: int | None = None
     """Version number to write; None for the number after the highest existing one."""
     max_batch_size: int | None = None
-    """Largest batch. None means 32 if every input has an open first dimension, otherwise 0. With 0,
-    inputs with an open first dimension take any number of rows, but requests are never batched."""
+    """Largest batch. None means 32 if every input has a dynamic first dimension, otherwise 0. With
+    0, inputs with a dynamic first dimension take any number of rows, without batching."""
     dimensions: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Sizes of open dimensions, by dimension name; with several sizes a program is compiled for
+    """Sizes of dynamic dimensions, by dimension name; with several sizes a program is compiled for
     each."""
     shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     """Input shapes that override the model's; -1 is the batch, and names refer to `dimensions`."""
@@ -48,7 +48,7 @@ class Options:
     batch_axes: Mapping[str, int] = field(default_factory=dict)
     """Batch axis of inputs and outputs whose first dimension is not the batch."""
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Input shapes from config.pbtxt, -1 for an open size; used only for sizes that the model
+    """Input shapes from config.pbtxt, -1 for a dynamic size; used only for sizes that the model
     leaves open."""
     outputs: Sequence[str] = ()
     """Outputs to keep; empty for all."""
@@ -208,7 +208,7 @@ def exportable(
 
 
 def _check_counted(plan: Plan, inputs: Inputs) -> None:
-    """Raise InvalidModel if a plan has both an open batch and data-dependent row counts."""
+    """Raise InvalidModel if a plan has both a dynamic batch and data-dependent row counts."""
     if plan.counted and inputs.is_open:
         raise InvalidModel(
             f"output '{next(iter(plan.counted))}' has a data-dependent number of rows, so the"

@@ -42,17 +42,17 @@ _MOVES: Mapping[tuple[str, str], frozenset[int] | None] = MappingProxyType(
         ("", "Where"): frozenset({1, 2}),
     }
 )
-"""Operators that only move texts, with the input positions that may be text; None for all."""
+"""Operators that only copy strings -> positions of the inputs that may be strings; None for all."""
 
 _PASSES = frozenset({(ML_DOMAIN, "ZipMap"), ("", "Identity")})
 """Operators that keep the order of class scores."""
 
 
 def with_numbers(graph: Graph) -> tuple[Graph, Labels]:
-    """Replace text labels by class indices; return the graph, and the labels by output.
+    """Replace text labels with class indices; return the graph, and the labels of each output.
 
-    The graph is returned unchanged if its texts are not the labels of a single list, or if a node
-    does more than move them; the conversion then reports the node.
+    The graph is returned unchanged if its strings do not all come from one list of labels, or if a
+    node computes with strings instead of only copying them; the conversion then reports that node.
     """
     lists = {found for node in graph.nodes if (found := _classes(node, graph))}
     if len(lists) != 1:

@@ -47,9 +47,9 @@ class Body:
         return self.run(self.graph, arguments, self.values, self.allowance)
 
     def unrolled(self, trips: int) -> "Body":
-        """Return the body for each of this many unrolled trips, with its part of the allowance.
+        """Return the body for each of the unrolled iterations, with its part of the allowance.
 
-        Raises InvalidModel if all trips together exceed the allowance.
+        Raises InvalidModel if all iterations together exceed the allowance.
         """
         cost = trips * max(1, self.graph.size())
         if cost > self.allowance:
@@ -128,12 +128,12 @@ class _Loop:
     node: Node
     body: Body
     limit: "int | jax.Array | None"
-    """Maximum number of trips: an integer, a symbolic size, or an array; None if unlimited."""
+    """Maximum number of iterations: an integer, a symbolic size or an array; None if unlimited."""
     going_on: "bool | jax.Array"
-    """Whether to run the first trip."""
+    """Whether to run the first iteration."""
     state: list[AnyValue]
     stacked: list[int] = field(default_factory=list)
-    """Indices of the outputs that stack a row per trip and are read."""
+    """Indices of the outputs that stack one row per iteration and are read."""
 
     def computed(self) -> list[AnyValue]:
         count = len(self.state)
@@ -176,7 +176,7 @@ class _Loop:
         return self._results(state, [stack(row) for row in rows])
 
     def _counted(self) -> list[AnyValue] | None:
-        """Compute a known number of trips; return None if data may end the loop earlier."""
+        """Compute a known number of iterations; return None if data may end the loop earlier."""
         if isinstance(self.limit, int) and self.limit <= 0 and not self.stacked:
             return self._results(self.state, [])
         is_none = isinstance(self.limit, int) and self.limit <= 0
@@ -201,7 +201,7 @@ class _Loop:
         return self._results(carry.merged(last), rows)
 
     def _while(self, *, is_counted: bool = False) -> list[AnyValue]:
-        """Run trips as a `while_loop` until the condition or the trip count ends it."""
+        """Run the loop as a `while_loop` until the condition or the trip count ends it."""
         if self.stacked:
             raise InvalidModel(
                 f"its output '{self.node.outputs[self.stacked[0]]}' has one row per iteration,"
@@ -237,7 +237,7 @@ class _Loop:
         return self._results(carry.merged(last), [])
 
     def _goes_on(self) -> bool | None:
-        """Return the condition's value if it is constant, None if it depends on data or trips."""
+        """Return the condition's value, or None if it depends on data or on the iteration."""
         graph = self.body.keeping([0]).graph
         before = graph.arguments[1] if len(graph.arguments) > 1 else ""
         alone = replace(graph, arguments=(before,))
@@ -305,7 +305,7 @@ class _Carry:
         return state
 
     def checked(self, found: Sequence[AnyValue]) -> list[jax.Array]:
-        """Return the carry after a trip; raises InvalidModel if a shape or dtype changed."""
+        """Return the carry after an iteration; raises InvalidModel if a shape or dtype changed."""
         after = [as_array(found[place], self._named(place)) for place in self.changed]
         for place, array, before in zip(self.changed, after, self.initial(), strict=True):
             if (array.shape, array.dtype) != (before.shape, before.dtype):
@@ -327,7 +327,7 @@ def _differ(pair: tuple[str, str]) -> bool:
 
 
 def scan(node: Node, given: Sequence[AnyValue | None], body: Body) -> list[AnyValue]:
-    """Compute a Scan: one trip per row of its inputs."""
+    """Compute a Scan: one iteration per row of its inputs."""
     count = node.integer("num_scan_inputs")
     kept = len(given) - count
     stacked = len(body.graph.outputs) - kept

@@ -190,7 +190,7 @@ class _Planner:
         return True
 
     def _for_any_batch(self, node: Node) -> Node:
-        """Make a Reshape that was exported for batch 1 keep an open batch."""
+        """Make a Reshape that was exported for batch 1 keep a dynamic batch."""
         if node.operator != "Reshape" or node.domain or len(node.inputs) != 2:
             return node
         x, shape = self.values.get(node.inputs[0]), self.constants.get(node.inputs[1])

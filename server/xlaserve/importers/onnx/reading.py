@@ -225,12 +225,12 @@ def _input(proto: onnx.ValueInfoProto) -> GraphInput:
         raise InvalidModel(f"input '{proto.name}': {error}") from None
     assert datatype is not None
     if not described.HasField("shape"):
-        raise InvalidModel(f"input '{proto.name}' has no shape, not even an open one")
+        raise InvalidModel(f"input '{proto.name}' has no shape, not even a dynamic one")
     shape = tuple(
         int(size.dim_value) if size.WhichOneof("value") == "dim_value" else str(size.dim_param)
         for size in described.shape.dim
     )
-    # Some exporters write an open dimension as 0 or -1.
+    # Some exporters write a dynamic dimension as 0 or -1.
     return GraphInput(
         proto.name,
         datatype,

@@ -17,7 +17,7 @@ from xlaserve.importers.onnx.graph import GraphInput
 from xlaserve.tensors import Tensor, TensorSpec
 
 DEFAULT_MAX_BATCH_SIZE = 32
-"""Default batch limit, if all inputs have an open first dimension."""
+"""Default batch limit, if all inputs have a dynamic first dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class Inputs:
     """The inputs of the imported model."""
 
     specs: tuple[TensorSpec, ...]
-    """Input specifications, with -1 for open dimensions."""
+    """Input specifications, with -1 for dynamic dimensions."""
     max_batch_size: int
     """Largest batch; 0 without a batch dimension."""
     named: tuple[tuple[int | str, ...], ...] = ()
-    """The input shapes with names for open dimensions other than the batch; empty if there are
+    """The input shapes with names for dynamic dimensions other than the batch; empty if there are
     none."""
     compiled: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Sizes to compile programs for, by name of the open dimension."""
+    """Sizes to compile programs for, by name of the dynamic dimension."""
     batch_axes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Batch axis in the model, for inputs and outputs where it is not 0. Clients, and `specs`,
     always have the batch first."""
@@ -41,11 +41,11 @@ class Inputs:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the first dimension is open, as a batch or otherwise."""
+        """Tell whether the first dimension is dynamic, as a batch or otherwise."""
         return bool(self.specs) and self.specs[0].shape[:1] == (-1,)
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return abstract inputs for tracing, with symbolic open dimensions."""
+        """Return abstract inputs for tracing, with symbolic dynamic dimensions."""
         smallest = {name: min(sizes) for name, sizes in self.compiled.items()}
         shapes = OpenShapes(self.is_open, self.named, smallest).shapes(self.specs)
         return {
@@ -56,7 +56,7 @@ class Inputs:
         }
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
-        """Return the inputs with these sizes for open dimensions other than the batch."""
+        """Return the inputs with these sizes for dynamic dimensions other than the batch."""
         return tuple(
             replace(
                 spec,
@@ -94,11 +94,12 @@ def resolve(
     sizes: Mapping[str, Sequence[int]] = MappingProxyType({}),
     batch_axes: Mapping[str, int] = MappingProxyType({}),
 ) -> Inputs:
-    """Resolve all dimensions except the batch; raises InvalidModel that names an open one.
+    """Resolve all dimensions except the batch; InvalidModel names one that remains dynamic.
 
-    `shapes` replaces input shapes, with -1 for the batch. `dimensions` gives named open dimensions
-    a size, or several sizes to compile programs for. `sizes` are input shapes that fill in what is
-    still open. `batch_axes` gives the batch axis of inputs where it is not 0.
+    `shapes` replaces input shapes, with -1 for the batch. `dimensions` gives named dynamic
+    dimensions a size, or several sizes to compile programs for. `sizes` has input shapes, used for
+    the dimensions that are still dynamic. `batch_axes` gives the batch axis of inputs where it is
+    not 0.
     """
     _check_known("input", shapes, [item.name for item in inputs])
     items = [
@@ -152,7 +153,7 @@ def _identifier(name: str) -> str:
 
 
 def _closed(item: GraphInput, sizes: Sequence[int]) -> GraphInput:
-    """Fill in open dimensions of an input from config.pbtxt."""
+    """Fill in dynamic dimensions of an input from config.pbtxt."""
     if len(sizes) != len(item.shape):
         return item  # reported when the configuration is compared with the model
     shape = tuple(
@@ -189,8 +190,8 @@ def _size(item: GraphInput, axis: int, size: int | str) -> int:
     called = f"'{size}'" if isinstance(size, str) and size else f"number {axis}"
     example = ",".join("-1" if place == 0 else "SIZE" for place in range(len(item.shape)))
     raise InvalidModel(
-        f"input '{item.name}': its dimension {called} is open, but only the first may be: set its"
-        f" size with --dim NAME=SIZE or --shape {item.name}={example}, or in the dims of the"
+        f"input '{item.name}': its dimension {called} is dynamic, but only the first may be: set"
+        f" its size with --dim NAME=SIZE or --shape {item.name}={example}, or in the dims of the"
         " model's configuration; set several sizes with --dim NAME=SIZE,SIZE"
     )
 
@@ -209,7 +210,7 @@ def _batch(specs: Sequence[TensorSpec], requested: int | None) -> int:
     if closed:
         raise InvalidModel(
             f"input '{closed[0].name}' is {closed[0]}, but either all inputs start with -1 or none:"
-            " change a shape with --shape, locate the batch with --batch-axis, fix an open first"
+            " change a shape with --shape, locate the batch with --batch-axis, fix a dynamic first"
             " dimension that is not a batch with --dim, or make the input a constant with --const"
         )
     return DEFAULT_MAX_BATCH_SIZE if requested is None else requested

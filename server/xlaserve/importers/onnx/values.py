@@ -90,7 +90,7 @@ def integers_of(value: Value) -> list[int]:
     """Return the elements of a host value as integers; raises InvalidModel if one is symbolic."""
     found = dimensions_of(value)
     if not is_concrete(found):
-        raise InvalidModel(f"expected integers, got the open dimensions {list(found)}")
+        raise InvalidModel(f"expected integers, got the dynamic dimensions {list(found)}")
     return list(found)
 
 

@@ -28,7 +28,8 @@ _MAX_CONFIG_BYTES = 64 << 20
 _MAX_MARK_BYTES = 64
 _MAX_DIMENSIONS = 32
 _REPEATED_BYTES = 1 << 20
-"""Tensors up to this size may be larger than their data in the file, as `expand` makes them."""
+"""Tensors up to this size may be larger than their data in the file: `expand` repeats elements with
+a stride of 0."""
 _MAX_EMPTY = 2**40
 """Limit on the product of the nonzero sizes of an empty tensor."""
 

@@ -37,9 +37,9 @@ class Options:
     """Version number to write; None for the number after the highest existing one."""
     max_batch_size: int | None = None
     """Largest batch. None means 32, or the program's maximum if that is lower, if every input
-    starts with the same open dimension, otherwise 0."""
+    starts with the same dynamic dimension, otherwise 0."""
     dimensions: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Sizes of open dimensions, by symbol; with several sizes a program is compiled for each."""
+    """Sizes of dynamic dimensions, by symbol; with several sizes a program is compiled for each."""
     outputs: Sequence[str] = ()
     """Outputs to keep; empty for all."""
     limit_bytes: int = DEFAULT_LIMIT_BYTES
@@ -51,7 +51,7 @@ class Options:
     batch_independent: bool | None = None
     """Declares whether rows are independent; None to prove it."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Input shapes from config.pbtxt, -1 for an open size; inputs may be missing."""
+    """Input shapes from config.pbtxt, -1 for a dynamic size; inputs may be missing."""
     is_mapped: bool = True
     """Whether tensors are views of the mapped file. Servers copy instead, because truncating a
     mapped file kills the process."""

@@ -19,7 +19,7 @@ _OF_PYTORCH = 2
 def resolve(
     program: Program, dimensions: Mapping[str, Sequence[int]], max_batch_size: int | None
 ) -> Inputs:
-    """Resolve all sizes except the batch; raises InvalidModel that names an open one.
+    """Resolve all sizes except the batch; raises InvalidModel that names a dynamic one.
 
     The batch is the symbol that is the first dimension of every input and occurs nowhere else.
     `dimensions` gives a symbol a size, or several sizes to compile programs for.
@@ -128,8 +128,8 @@ def _size(
         return sizes[0]
     shown = ", ".join(f"{key} {list(shape)}" for key, shape in shapes.items())
     raise InvalidModel(
-        f"input '{name}': its dimension '{size}' is open, but only the leading dimension of every"
-        f" input may be: set a size with --dim {size}=SIZE, or several with --dim"
+        f"input '{name}': its dimension '{size}' is dynamic, but only the leading dimension of"
+        f" every input may be: set a size with --dim {size}=SIZE, or several with --dim"
         f" {size}=SIZE,SIZE. The inputs are {shown}"
     )
 
@@ -160,8 +160,8 @@ def _max_batch(program: Program, batch: str | None, requested: int | None) -> in
     if batch is None:
         if requested:
             raise InvalidModel(
-                f"--max-batch-size {requested}: expected an open leading dimension in every input:"
-                " export the model with dynamic_shapes={'x': {0: torch.export.Dim('batch')}}"
+                f"--max-batch-size {requested}: expected a dynamic leading dimension in every"
+                " input: export the model with dynamic_shapes={'x': {0: torch.export.Dim('batch')}}"
             )
         return 0
     least, most = program.ranges.get(batch, (0, None))

@@ -13,7 +13,7 @@ from jax.export import is_symbolic_dim
 from xlaserve.errors import InvalidModel
 from xlaserve.importers.pt2.values import axis_of
 
-_OPEN = "it depends on the size of an open dimension: set it with --dim"
+_OPEN = "it depends on the size of a dynamic dimension: set it with --dim"
 
 
 def _true_divide(a: Any, b: Any) -> Any:

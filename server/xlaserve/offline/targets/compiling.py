@@ -54,7 +54,7 @@ class Compilers:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Kill all processes, including those that are compiling."""
+        """Kill all processes, including processes that are compiling."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for lane in self._lanes:
             lane.end()

@@ -18,7 +18,7 @@ class Job:
     config_directory: str = ""
     """Directory of the model's `config.json` or `config.pbtxt`; empty if there is none."""
     parameters: dict[str, str] = field(default_factory=dict)
-    """Configuration parameters that override those in the file."""
+    """Configuration parameters that override parameters in the file."""
     flags: tuple[str, ...] = ()
     """XLA flags in addition to the target's."""
     options: XlaOptions = field(default_factory=XlaOptions)

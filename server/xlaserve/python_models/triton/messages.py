@@ -235,7 +235,7 @@ class ServedRequest(InferenceRequest):
         return self._tensors
 
     def parameters(self) -> str:
-        """Return the parameters as JSON, without those of the protocol."""
+        """Return the parameters as JSON, without the protocol's own parameters."""
         own = {n: v for n, v in self._request.parameters.items() if n not in _OWN_PARAMETERS}
         return json.dumps(own)
 

@@ -55,7 +55,7 @@ class ReportedSizes:
     def update(self, model_id: str) -> int:
         """Return a loaded model's size for the mesh, at least 1, and record it.
 
-        This is the size reported before, plus memory the model holds that the mesh does not count
+        The size is the one reported before, plus the model's memory that the mesh does not count
         yet.
         """
         held = max(1, self._holding(model_id).held_bytes)

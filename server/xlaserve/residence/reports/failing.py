@@ -50,7 +50,7 @@ def describe_failures(registry: Registry, names: Iterable[str]) -> str:
 
 
 def describe_loading(registry: Registry) -> str:
-    """Name the models that are being loaded, of those that the current caller may see."""
+    """Name the models that are being loaded and that the current caller may see."""
     sees = seen_now()
     return named_models(
         [

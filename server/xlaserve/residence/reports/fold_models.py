@@ -56,7 +56,7 @@ def _report(reports: Sequence[VersionReport]) -> VersionReport:
 
 
 def _buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Merge buckets of equal shape: the slowest compilation, and the fastest execution."""
+    """Merge buckets of equal shape; keep the slowest compilation and the fastest execution."""
     found: dict[tuple[int, tuple[int, ...]], list[Bucket]] = {}
     for bucket in buckets:
         found.setdefault((bucket.rows, bucket.sizes), []).append(bucket)

@@ -21,7 +21,7 @@ _OF_FILE_SYSTEMS = frozenset({"lost+found"})
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The entries of a root, without hidden ones and those of the file system."""
+    """The entries of a root, except hidden ones and those that file systems create there."""
 
     root: RootIdentity
     models: tuple[str, ...]

@@ -30,7 +30,7 @@ class Part(Protocol):
         ...
 
     def hint(self, listing: Listing) -> str:
-        """Suggest another root if this one has no models."""
+        """Return a hint about another root if this root has no models."""
         ...
 
     def is_holder(self, name: str) -> bool:

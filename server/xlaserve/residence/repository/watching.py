@@ -44,8 +44,8 @@ class RepositoryWatch:
         self._repository = repository
         self._unload_fraction = unload_fraction
         self.doubted: frozenset[str] = frozenset()
-        """Models missing from the last scan; they stay loaded unless the next one misses them
-        too."""
+        """Models missing from the last scan; they stay loaded unless they are missing from the next
+        scan too."""
         self._listing: Listing | None = None
         self._fingerprints: Mapping[str, Fingerprint] = {}
         self._skipped: Mapping[str, str] = {}

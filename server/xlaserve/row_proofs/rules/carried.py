@@ -33,7 +33,7 @@ COUNTER_BITS = 32
 MAX_OFFSET = 1 << 20
 """Maximum constant added to a counter to form an index."""
 MAX_TRIPS = 1 << 28
-"""Assumed limit on trips of an unbounded loop: more would take hours."""
+"""Assumed limit on the iterations of an unbounded loop: more would take hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,22 @@ class Loop:
 
     @property
     def body(self) -> Region:
-        """Return the region executed in each trip."""
+        """Return the region executed in each iteration."""
         return self.operation.regions[1]
 
     def step_of(self, number: int, made: Mapping[int, Operation]) -> int:
-        """Return the constant step of a carried integer; 0 if it is unknown.
+        """Return the constant that each iteration adds to a loop-carried integer; 0 if unknown.
 
-        Also 0 for a counter that might overflow, since it would wrap around.
+        Also returns 0 for a counter that might overflow, since it would wrap around.
         """
         step = self._added(number, made)
         return step if step and self._stays_in_bits(number, step, made) else 0
 
     def _added(self, number: int, made: Mapping[int, Operation]) -> int:
-        """Return the positive constant added to a carried integer in each trip; 0 if none is."""
+        """Return the positive constant that each iteration adds to a loop-carried integer.
+
+        Returns 0 if it adds no such constant.
+        """
         operation = made.get(self.body.returned[number])
         argument = self.body.arguments[number]
         if operation is None or operation.name != "stablehlo.add":
@@ -80,7 +83,7 @@ class Loop:
         return ranges.fits(Range(first.low, end), kind.dtype)
 
     def _most_trips(self, made: Mapping[int, Operation]) -> int:
-        """Return the maximum number of trips, using counters that bound the loop."""
+        """Return the maximum number of iterations, using counters that bound the loop."""
         found = [MAX_TRIPS]
         for number, kind in enumerate(self.operation.types):
             step, last, first = self._added(number, made), self.last_of(number), None
@@ -98,7 +101,7 @@ class Loop:
         return fact.item() if isinstance(fact, Constant) else None
 
     def last_of(self, number: int) -> int | None:
-        """Return the largest integer that a carried value takes in any trip; None if unknown."""
+        """Return the largest integer that a carried value has in any iteration; None if unknown."""
         (going_on,) = self.operation.regions[0].returned
         counter = self.operation.regions[0].arguments[number]
         found = [
@@ -123,7 +126,7 @@ class Loop:
         return bound - (direction == "LT")
 
     def nobody_is_done(self, term: Term) -> bool:
-        """Tell whether no row is done before the first trip."""
+        """Tell whether no row is done before the first iteration."""
         number, going = term.predicate, term.going
         for _ in range(MAX_DEPTH):
             arguments = self.operation.regions[0].arguments
@@ -150,11 +153,11 @@ def _bits(dtype: str) -> int:
 def writes_nothing_new(
     loop: Loop, term: Term, made: Mapping[int, Operation]
 ) -> Callable[..., bool]:
-    """Return a predicate: does a write in a done row store what is already there?
+    """Return a predicate: does a write in a done row store the element that is already there?
 
-    Each trip writes at an index that no earlier trip wrote to, because the index is a counter. The
-    carried value still has its initial element there, since active rows have not written there
-    either.
+    Each iteration writes at an index that no earlier one wrote to, because the index is a counter.
+    The carried value still has its initial element at this index, since active rows have not
+    written there either.
     """
 
     def writes(number: int, argument: int, row: DoneRow) -> bool:
@@ -165,7 +168,7 @@ def writes_nothing_new(
         carried = loop.body.arguments.index(argument)
         if put is None or operation.operands[0] != argument:
             return False
-        # Assume nothing about the row: earlier trips wrote to it before it was done.
+        # Assume nothing about the row: earlier iterations wrote to it before it was done.
         any_row = DoneRow(row.walker, row.made, row.labels)
         counter = _counter(put.place, loop, made, any_row)
         item = row.item(put.update)
@@ -179,7 +182,7 @@ def writes_nothing_new(
             return False
         first += counter.offset
         if loop.nobody_is_done(term):
-            # In the first trip no row is done.
+            # In the first iteration no row is done.
             first += loop.step_of(counter.number, made)
         at = put.axis, counter
         return _is_put_up_to(at, carried, loop, made, any_row) and _begins_with(
@@ -196,7 +199,7 @@ def _is_put_up_to(
     made: Mapping[int, Operation],
     any_row: DoneRow,
 ) -> bool:
-    """Tell whether a trip leaves elements after an index unchanged, in every row."""
+    """Tell whether an iteration leaves elements after an index unchanged, in every row."""
     axis, last = at
     left = [loop.body.returned[carried]]
     for _ in range(MAX_DEPTH):
@@ -267,7 +270,7 @@ def _put_slice(operation: Operation) -> _Put | None:
 
 
 class _Counter(NamedTuple):
-    """A carried value that counts trips, and the offset added to it."""
+    """A carried value that counts iterations, and the offset added to it."""
 
     number: int
     offset: int
@@ -412,7 +415,7 @@ class _Lasting:
     _found: dict[tuple[int, bool], bool] = field(default_factory=dict)
 
     def stays(self, number: int, truth: bool, depth: int = 0) -> bool:
-        """Tell whether a boolean of a done row keeps its value."""
+        """Tell whether a done row's boolean, once `truth`, has this value in later iterations."""
         if (number, truth) not in self._found:
             self._found[number, truth] = self._stays(number, truth, depth)
         return self._found[number, truth]

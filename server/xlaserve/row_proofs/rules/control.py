@@ -198,7 +198,7 @@ def _unchanged(body: Region) -> set[int]:
 
 
 def _fixpoint(operation: Operation, operands: Sequence[Value], walker: Walker) -> list[Value]:
-    """Return the abstract values of the carried values that hold before and after every trip."""
+    """Return abstract values of the carried values that hold before and after every iteration."""
     body = operation.regions[1]
     kept = _unchanged(body)
     carried = [
@@ -249,8 +249,8 @@ def _until_all_are_done(
 ) -> list[Value]:
     """Return the carried values after a loop that runs while any row is active.
 
-    Other rows decide how many trips follow after a row is done. Carried values that these trips
-    leave unchanged in a done row are proved; the others depend on the trips of all rows.
+    Other rows decide how many iterations follow after a row is done. Carried values that these
+    iterations leave unchanged in a done row are proved; the others depend on all rows.
     """
     kept = _unchanged(operation.regions[1])
     condition = _loop_condition(operation, walker, ended_by)

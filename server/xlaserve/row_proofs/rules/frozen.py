@@ -236,7 +236,7 @@ class DoneRow:
     # --- Facts about other values
 
     def is_apart(self, number: int) -> bool:
-        """Tell whether a value keeps rows apart."""
+        """Tell whether each row of a value is proved to depend only on the same row."""
         return self.walker.value(number).blocked is None
 
     def truth(self, number: int, depth: int = 0) -> bool | None:

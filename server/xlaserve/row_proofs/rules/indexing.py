@@ -64,7 +64,7 @@ class _Vectors:
     def found(
         self, walker: Walker, targets: Sequence[int], ignored: Sequence[int] = ()
     ) -> _Indices:
-        """Split the vectors by dimension of the operand, except those in `ignored`."""
+        """Split the vectors by dimension of the operand, except the dimensions in `ignored`."""
         found: list[Value] = [Value(uniform(self.thin))]
         places: dict[int, Place] = {}
         for number, target in enumerate(targets):

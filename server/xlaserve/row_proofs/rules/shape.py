@@ -1,4 +1,4 @@
-"""Operations that move elements without changing them."""
+"""Operations that rearrange elements without changing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces integers back over counts, moves and lookups."""
+"""Traces integers back through counts, data movement and lookups."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """The packages of one pip extra, for one platform."""
+    """The packages that a pip extra installs to support one platform."""
 
     extra: str
     compiles: str

@@ -106,8 +106,8 @@ class JaxExportModel:
     ) -> Mapping[str, Value]:
         """Run the smallest bucket that fits the rows, padded by repeating the last row.
 
-        If `programs` is given, run the program in it for the replica's copy instead. With
-        `resident` the outputs are DeviceTensors. Raises OutOfMemory.
+        `programs`, if given, has one program per copy of the model to run instead of the bucket's.
+        With `resident`, outputs stay on the device, as DeviceTensors. Raises OutOfMemory.
         """
         if self._is_accelerated:
             return self.dispatch(

@@ -32,9 +32,10 @@ class ProgramKey:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return a program's possible names in a directory, the preferred first.
+        """Return the file names that the program may have in a directory, the preferred one first.
 
-        Names include the environment, so that programs of several versions coexist.
+        Names include the environment, so that programs compiled by different versions of JAX or
+        for different devices can share the directory.
         """
         environments = [self.environment]
         if self.environment.get("platform") == "cuda":
@@ -46,7 +47,7 @@ class ProgramKey:
 
     @property
     def names_in_store(self) -> tuple[str, ...]:
-        """Return a program's possible names in a store, the preferred first."""
+        """Return the names that the program may have in a store, the preferred one first."""
         whole = {**self.program, **self.environment}
         names = [name_of(whole)]
         if self.environment.get("platform") == "cuda":

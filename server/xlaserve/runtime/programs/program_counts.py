@@ -13,7 +13,7 @@ class ProgramCounts:
         self.misses = 0
         """Look-ups that found no program."""
         self.unusable = 0
-        """Look-ups that found an unusable program: damaged, too large, or of another environment.
+        """Look-ups that found an unusable program: damaged, too large, or for another environment.
         """
         self.unanswered = 0
         """Look-ups that the store failed to answer in time; the store is then skipped for a while.

@@ -130,7 +130,7 @@ class Compiler:
         check_cancelled: Callable[[], None] = lambda: None,
         on_stage: Callable[[Stage], None] = lambda stage: None,
     ) -> list[tuple[Copy, Program]]:
-        """Compile, execute and measure the programs, or share those of another model."""
+        """Compile, execute and measure the programs, or share another model's programs."""
         keys = [self._executables.key(self._wanted(*place)) for place in work]
         try:
             made: list[tuple[SharedProgram, bool]] = []

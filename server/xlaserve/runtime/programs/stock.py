@@ -45,8 +45,8 @@ class Stock:
         self._closed = False
         self._compiling = threading.Lock()
         self._changing = threading.Lock()
-        """Guards `info` and the list of pending programs. Held only briefly: models with the same
-        computation update these from each other's threads.
+        """Guards `info` and the list of pending programs. Held only briefly: models that share a
+        computation update both from each other's threads.
         """
         self._making: int | None = None
         """The bucket that a thread of this model is compiling, or None."""

@@ -95,7 +95,8 @@ def _default(config: ModelConfig, tensor: ConfigTensor) -> Tensor | None:
             expected = f"a string, or a list, in JSON for {wanted}"
         raise _unfit(name, expected, f"'{text[:64]}'") from None
     if not shape and -1 in tensor.dims:
-        raise _unfit(name, f"a list that determines the open sizes of {wanted}", f"'{text[:64]}'")
+        expected = f"a list that determines the dynamic sizes of {wanted}"
+        raise _unfit(name, expected, f"'{text[:64]}'")
     if shape and not TensorSpec(tensor.name, tensor.datatype, tensor.dims).accepts(shape):
         raise _unfit(name, wanted, describe(tensor.datatype, shape))
     return found

@@ -118,7 +118,7 @@ class Rules:
                 yield MatchedCaller(caller, Principal(name, KnownBy.SIGNED_TOKEN))
 
     def of_peer(self, peer: Peer) -> Iterator[MatchedCaller]:
-        """Yield the callers identified by the connection, then those that apply to everybody."""
+        """Yield the callers that the connection identifies, then callers that match everybody."""
         found = [
             MatchedCaller(caller, Principal(caller.name, known_by))
             for caller in self.callers

@@ -160,7 +160,7 @@ class _Parameters:
 def _fit(read: _Parameters, height: int, width: int) -> Fit:
     resize = Resize(read.one_of("image_resize", [one.value for one in Resize]))
     if resize is not Resize.STRETCH and min(height, width) < 0:
-        expected = "stretch, since the model's height or width is open"
+        expected = "stretch, since the model's height or width is dynamic"
         raise read.bad("image_resize", expected, resize.value)
     least = max(height, width, 0)
     shorter = read.integer("image_resize_to", least, _MOST_SIDE)

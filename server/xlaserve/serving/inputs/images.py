@@ -155,7 +155,7 @@ class _Images:
         return tensor * self.form.spec.datatype.itemsize + largest * _PIXEL_BYTES
 
     def decode(self, is_wanted: Callable[[], bool]) -> Tensor:
-        """Decode the images into one tensor while `is_wanted`; open dimensions must be equal."""
+        """Decode the images into one tensor while `is_wanted`; dynamic dimensions must be equal."""
         tensor: Tensor | None = None
         first = (0, 0)
         for index, element in np.ndenumerate(self.elements):

@@ -376,7 +376,7 @@ class Regions:
         return [*self._leaving, *self._regions.values()]
 
     def _by_name(self) -> dict[str, SharedRegion]:
-        """Return the region that each name stands for: a registered one first."""
+        """Return the region of each name; registered regions take precedence."""
         return {region.name: region for region in self._leaving} | self._regions
 
     def _may_use(self, call: Call | None, region: SharedRegion) -> bool:

@@ -69,7 +69,7 @@ class Apart:
     """
 
     def __init__(self, waiting: Callable[[], Iterable[InferCall]]) -> None:
-        """`waiting` returns the queued requests, to mark those of a newly isolated client."""
+        """`waiting` returns the queued requests, to mark requests of a newly isolated client."""
         self._waiting = waiting
         self._until: OrderedDict[int | str, int] = OrderedDict()
         self._owed = 0

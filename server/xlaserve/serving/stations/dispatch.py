@@ -31,7 +31,7 @@ class _Replica:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Return the executions in flight on its device, of all models, then its own."""
+        """Return the executions in flight on the replica's device: all models', this replica's."""
         return self.threads.in_flight, self.in_flight
 
 

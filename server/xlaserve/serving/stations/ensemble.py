@@ -349,7 +349,7 @@ def _respond(
     outputs: Mapping[str, Value],
     parameters: AnswerParameters | None,
 ) -> InferResponse:
-    """Build a response with those requested outputs that exist."""
+    """Build a response with the requested outputs, except those without a value."""
     found = cast(Tensors, outputs)
     call.chosen = specs_of({name: found[name] for name in requested if name in found})
     return respond(call, found, parameters)

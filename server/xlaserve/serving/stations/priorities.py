@@ -33,7 +33,7 @@ class LevelPolicy:
 
 
 class _Level:
-    """Queued requests of one level: those in time, then the expired ones (delayed)."""
+    """Queued requests of one level: first those not expired, then the expired ones (delayed)."""
 
     __slots__ = ("delayed", "in_time", "policy")
 
@@ -170,7 +170,7 @@ class PriorityQueue:
         return min(next(iter(part)).submitted_ns for part in parts)
 
     def expire(self, now_ns: int) -> list[InferCall]:
-        """Dequeue expired requests; return those to refuse, and move the others behind the rest."""
+        """Dequeue expired requests; return those to refuse, and move the others to the end."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, _, request = heapq.heappop(self._deadlines)

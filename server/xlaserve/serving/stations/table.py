@@ -194,7 +194,7 @@ class Candidate:
     # --- components of stations ---
 
     def work(self) -> HostWork:
-        """Return the instance's executions on threads, taken over from the replaced station."""
+        """Return the instance's HostWork: that of the station it replaces, or else a new one."""
         found = getattr(self.before, "work", None)
         if isinstance(found, HostWork):
             return found

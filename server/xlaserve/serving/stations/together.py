@@ -96,7 +96,7 @@ class Ticket:
 
 
 class Line:
-    """The waiting requests of one replica."""
+    """The queue of requests waiting for one replica."""
 
     def __init__(self, model: Stepping, work: HostWork, now_ns: Callable[[], int]) -> None:
         self._model = model

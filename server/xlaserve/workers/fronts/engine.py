@@ -266,7 +266,7 @@ class ConnectedFrontEnd:
         return Kind.FAILURE, record[1], *failure_of(error).fields
 
     def lost(self) -> None:
-        """Cancel the front end's requests, because its clients are gone as well."""
+        """Cancel the requests of a front end that has ended: its clients are disconnected too."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.cancel("its front end ended")
@@ -348,7 +348,7 @@ class FrontEnds:
         front.viewer = self.mirror.show(front.bridge.say)
 
     def left(self, front: ConnectedFrontEnd) -> None:
-        """Forget a front end that is gone."""
+        """Remove a front end whose process has ended."""
         if front in self._connected:
             self._connected.discard(front)
             self.mirror.show_no_more(front.viewer)

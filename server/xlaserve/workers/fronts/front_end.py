@@ -326,7 +326,7 @@ class FrontEnd:
             self._bridge.close()
 
     def _forget_revisions(self) -> None:
-        """Drop the revisions and tokenizers of an engine that is gone."""
+        """Drop the revisions and tokenizers of an engine that has ended."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.cancel()

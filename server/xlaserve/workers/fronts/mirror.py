@@ -121,7 +121,7 @@ class Mirror:
         return viewer
 
     def show_no_more(self, viewer: Viewer) -> None:
-        """Forget a front end that is gone."""
+        """Remove a front end whose process has ended."""
         self._viewers.discard(viewer)
         viewer.leave()
 

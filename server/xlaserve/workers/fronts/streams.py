@@ -59,7 +59,7 @@ class Taking:
     __slots__ = ("_answers", "_bytes", "_call", "_say")
 
     def __init__(self, call: InferCall, say: Callable[[int], None]) -> None:
-        """`say` acknowledges a number of responses to the engine."""
+        """`say(n)` tells the engine that n more responses have been written to the client."""
         self._call = call
         self._say = say
         self._answers = 0

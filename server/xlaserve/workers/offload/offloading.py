@@ -134,7 +134,7 @@ class Offloading:
         self._say()
 
     def left(self, peer: Peer) -> None:
-        """Forget a worker that is gone."""
+        """Remove a worker whose process has ended."""
         if self._peers.get(peer.worker) is peer:
             del self._peers[peer.worker]
 

@@ -65,7 +65,7 @@ class Home(Protocol):
         ...
 
     def left(self, peer: "Peer") -> None:
-        """Forget a peer that is gone."""
+        """Remove a peer whose process has ended."""
         ...
 
 

@@ -21,7 +21,7 @@ from xlaserve.runtime.embedding import declared
 from xlaserve.runtime.embedding.declared import Declaration
 
 TOKENS = "tokens"
-"""Name of the sequence dimension, which stays open."""
+"""Name of the sequence dimension, which stays dynamic."""
 DEFAULT_ROWS = 16
 _LEAST_TOKENS = 32
 _OF_TEXT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")

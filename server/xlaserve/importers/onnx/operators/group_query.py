@@ -156,7 +156,7 @@ def _room(total: Any, steps: int, past: jax.Array | None) -> Any:
     except Exception as error:
         raise InvalidModel(
             f"which of total_sequence_length ({total}) and the size of past_key ({held}) is"
-            " larger is unknown; set the open dimensions with --dim"
+            " larger is unknown; set the dynamic dimensions with --dim"
         ) from error
     if is_short:
         raise InvalidModel(f"total_sequence_length: expected at least {steps}, got {total}")

@@ -25,7 +25,7 @@ from xlaserve.importers.onnx.values import (
 )
 
 _FAR = 10**9
-"""Slice bounds from this size on mean the end of an open dimension: exporters use various large
+"""Slice bounds from this size on mean the end of a dynamic dimension: exporters use various large
 numbers, and no batch has that many rows."""
 
 _OUT_OF_BOUNDS = "fill"

@@ -163,7 +163,7 @@ def _center_crop_pad(node: Node, x: Value, shape: Value) -> Value:
             continue
         if not is_concrete([size, x.shape[axis]]):
             raise InvalidModel(
-                f"its axis {axis} is open and cannot be cropped or padded to {size}: set a size"
+                f"its axis {axis} is dynamic and cannot be cropped or padded to {size}: set a size"
                 " with --dim"
             )
         # If the difference is odd, the extra element is padded or cropped at the end.

@@ -67,7 +67,7 @@ def _coefficients(node: Node, rows: int, features: int) -> Tensor:
     given = np.asarray(node.reals("coefficients"), np.float32)
     if is_open(features):
         raise InvalidModel(
-            f"its input has an open number of features, but it has {given.size} coefficients for"
+            f"its input has a dynamic number of features, but it has {given.size} coefficients for"
             f" {rows} outputs: give the input a size with --shape"
         )
     if rows < 1 or given.size < rows * features:

@@ -56,8 +56,8 @@ class _Weights:
     activations: tuple[Activation, ...]
     linear_before_reset: bool
     scales: tuple[jax.Array | None, jax.Array | None] = (None, None)
-    """Scales of the input and recurrent weights if these are quantised to 8 bits; activations are
-    then quantised dynamically."""
+    """Scales of the input and recurrent weights if the weights are quantised to 8 bits; activations
+    are then quantised dynamically."""
 
 
 _Step: TypeAlias = Callable[[_Weights, States, jax.Array], States]

@@ -192,7 +192,7 @@ def _steps(
         size, output = x.shape[axis], outputs[index]
         if not is_concrete([size, output]):
             if size != output:
-                raise InvalidModel(f"axis {axis} is open and cannot be resized")
+                raise InvalidModel(f"axis {axis} is dynamic and cannot be resized")
             continue
         found[axis] = _Axis(size, output, factors[index], bounds[index], bounds[count + index])
     return found

@@ -33,7 +33,7 @@ def _check_closed(*values: Value) -> None:
     for value in values:
         if not is_concrete(value.shape):
             raise InvalidModel(
-                "its number of output rows depends on data, and their maximum on an open"
+                "its number of output rows depends on data, and their maximum on a dynamic"
                 " dimension of its input: set its size with --shape or --dim"
             )
 

@@ -99,7 +99,7 @@ def _split(node: Node, x: Value, split: Value | None = None) -> AnyValue:
     size = x.shape[axis]
     if is_open(size):
         raise InvalidModel(
-            "it splits an open dimension, so the number of tensors is unknown: set its size with"
+            "it splits a dynamic dimension, so the number of tensors is unknown: set its size with"
             " --dim"
         )
     bounds = _bounds(size, split)

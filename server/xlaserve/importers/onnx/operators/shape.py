@@ -77,7 +77,7 @@ def target_shape(shape: Sequence[int], requested: Sequence[int], *, keep_zeros: 
 
 
 def is_for_one_row(shape: Sequence[int], requested: Sequence[int]) -> bool:
-    """Tell whether a Reshape was exported for a batch of 1 and would fit with an open batch."""
+    """Tell whether a Reshape was exported for a batch of 1 and would fit with a dynamic batch."""
     if (
         not shape
         or not requested
@@ -94,7 +94,7 @@ def _is(size: int, special: int) -> bool:
 
 
 def _rest(shape: Sequence[int], known: Sequence[int]) -> int:
-    """Return the size that -1 stands for: the elements of the shape divided by the known sizes.
+    """Return the size to use for -1: the elements of the shape divided by the known sizes.
 
     Sizes that occur in both are cancelled first, because JAX may not be able to divide symbolic
     dimensions exactly.

@@ -78,7 +78,7 @@ def _arange_from(
     wanted = dtype or (FLOAT if is_float else np.dtype(np.int64))
     if is_float:
         if any(map(is_open, (start, end, step))):
-            raise InvalidModel("it has a fractional step over an open dimension")
+            raise InvalidModel("it has a fractional step over a dynamic dimension")
         count = max(0, math.ceil((end - start) / step))
         return (jnp.arange(count) * step + start).astype(wanted)
     return jnp.arange(start, end, step, dtype=wanted)

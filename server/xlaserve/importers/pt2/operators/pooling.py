@@ -45,7 +45,7 @@ def _windows(
         extra = 0
         if ceil_mode:
             if is_open(extent):
-                raise InvalidModel("ceil_mode over an open dimension: give it a size with --dim")
+                raise InvalidModel("ceil_mode over a dynamic dimension: give it a size with --dim")
             places = -(-(extent + 2 * pad - reach) // step) + 1
             # The last window must begin within the tensor or the padding before it.
             places -= (places - 1) * step >= extent + pad
@@ -166,7 +166,7 @@ def _adaptive(
             x = function(x, axis=axis, keepdims=True)
             continue
         if is_open(extent):
-            raise InvalidModel("adaptive pooling of an open dimension: give it a size with --dim")
+            raise InvalidModel("adaptive pooling of a dynamic dimension: give it a size with --dim")
         if extent == wanted:
             continue
         if extent % wanted == 0:

@@ -30,7 +30,7 @@ def _sizes(
 ) -> list[int]:
     extents = x.shape[-count:]
     if any(map(is_open, extents)):
-        raise InvalidModel("it resizes an open dimension: give it a size with --dim")
+        raise InvalidModel("it resizes a dynamic dimension: give this dimension a size with --dim")
     if output_size is not None:
         return _bounded(extents, output_size)
     if scale_factors is None:

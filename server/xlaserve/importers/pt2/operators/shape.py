@@ -150,9 +150,9 @@ def _cut(x: jax.Array, axis: int, sizes: Sizes) -> list[jax.Array]:
 
 
 def part_sizes(target: str, extent: int, arguments: dict[str, object]) -> list[int]:
-    """Return the sizes of a split's parts; raises InvalidModel for an open dimension."""
+    """Return the sizes of a split's parts; raises InvalidModel for a dynamic dimension."""
     if is_open(extent):
-        raise InvalidModel("it splits an open dimension: give it a size with --dim")
+        raise InvalidModel("it splits a dynamic dimension: give it a size with --dim")
     if target == "unbind":
         _check_count(extent)
         return [1] * extent

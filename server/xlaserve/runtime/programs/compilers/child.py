@@ -50,7 +50,7 @@ class Child:
         self._exported: Any = None
 
     def take(self, computation: str, artifact: bytes) -> None:
-        """Replace the current artifact by that of another computation."""
+        """Replace the current artifact with the artifact of another computation."""
         if self._exported is not None:
             # JAX's caches keep a reference to the previous artifact and its constants: free its
             # bytes.

@@ -56,7 +56,7 @@ def _log_failure(model: str, sequence: SequenceId, error: BaseException) -> None
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
-    """Return one row of zeros for an input, with size 1 for open dimensions."""
+    """Return one row of zeros for an input, with size 1 for dynamic dimensions."""
     shape = [1 if size == -1 else size for size in spec.shape]
     if spec.datatype is BYTES:
         return np.full(shape, b"", object)
