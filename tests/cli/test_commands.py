@@ -228,17 +228,18 @@ def test_no_help_is_cut_on_80_columns(arguments: str) -> None:
     assert 80 >= max(map(len, result.output.splitlines()))
 
 
-def test_the_version_of_a_model_has_one_pair_of_flags() -> None:
+@pytest.mark.parametrize("flag", ["--version", "--model-version"])
+def test_the_version_of_a_model_has_two_flags(flag: str) -> None:
     commands = {name: loaded(name) for name in ("infer", "bench")}
     commands |= {f"models {name}": each for name, each in loaded("models").commands.items()}
-    found = {
-        name: {flag for one in each.params for flag in one.opts if flag.endswith("version")}
-        for name, each in commands.items()
-    }
+    flags = {name: {f for one in each.params for f in one.opts} for name, each in commands.items()}
+    versioned = {name for name in commands if "--version" in flags[name]}
 
     asking = {"infer", "bench", "models show", "models config", "models stats", "models load"}
-    assert asking == {name for name, flags in found.items() if flags}
-    assert all({"--version", "--model-version"} == found[name] for name in asking)
+    assert asking == versioned
+    for name in versioned:
+        with commands[name].make_context(name, [flag, "3"], resilient_parsing=True) as context:
+            assert "3" in {str(value) for value in context.params.values()}, name
 
 
 def test_brackets_in_help_are_shown() -> None:

@@ -59,7 +59,7 @@ async def test_the_same_answer_over_both_protocols(
         ]
         path = tmp_path / "out.npz"
         told = await invoke(infer, "identity", ONES, "--output", str(path), "--url", urls[2])
-        versioned = ("identity", ONES, "--model-version", "1", "--url", urls[2])
+        versioned = ("identity", ONES, "--version", "1", "--url", urls[2])
         assert "identity version 1" in await invoke(infer, *versioned)
         with pytest.raises(XlaserveError, match="HTTP 404: .*unknown model: 'none'"):
             await invoke(infer, "none", "--url", urls[2])

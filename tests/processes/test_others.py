@@ -27,9 +27,9 @@ class Plane(OneProcess):
         """Keep the reply, for the test to call."""
         self.given[question] = reply
 
-    async def ask_all(self, question: str, said: Any = None) -> Sequence[Answer]:
+    async def ask_all(self, question: str, content: Any = None) -> Sequence[Answer]:
         """Return the fixed answers."""
-        assert (Question.INDEX, {"a": "b"}) == (question, said)
+        assert (Question.INDEX, {"a": "b"}) == (question, content)
         return self._answers
 
 

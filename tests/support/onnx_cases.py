@@ -36,6 +36,7 @@ _OPEN = "a shape that depends on the data"
 REASONS = (
     ("datatype ", "a datatype that the V2 protocol does not have"),
     ("are strings, which JAX", "texts"),
+    ("is a string", "texts"),
     ("is not a tensor", "sequences and optionals"),
     ("is a sequence", "sequences and optionals"),
     ("has a kind that is not implemented", "sequences and optionals"),

@@ -10,12 +10,13 @@ from pathlib import Path
 import psutil
 
 import xlaserve
+import xlaserve_proto
 from acceptance.children import KINDS, write_subjects
 from acceptance.figures import Outcome
 from acceptance.stage import Stage, served, until
 
 _BROKEN = 'raise ImportError("this file is of another version")\n'
-FOLDERS = ("server", "generated", "protos")
+FOLDERS = ("server", "generated")
 PAGES = (
     "/",
     "/metrics",
@@ -33,12 +34,15 @@ PAGES = (
 def go_on(folder: Path, *, processes: int = 1) -> Outcome:
     """Replace the code, end every child process, then have a child of each kind work."""
     outcome, code = Outcome(), folder / "code"
-    checkout = Path(xlaserve.__path__[0]).parents[1]
-    for name in FOLDERS:
+    packages = [Path(one.__path__[0]) for one in (xlaserve, xlaserve_proto)]
+    for place, package in zip(FOLDERS, packages, strict=True):
         # With the times of the files, so that cached bytecode is valid.
-        shutil.copytree(checkout / name, code / name)
+        shutil.copytree(package, code / place / package.name)
+    protos = packages[0].parents[1] / "protos"
+    if protos.exists():  # a checkout; a wheel has them in the package
+        shutil.copytree(protos, code / "protos")
     flags = write_subjects(folder) | {"processes": processes}
-    path = os.pathsep.join([str(code / name) for name in FOLDERS[:2]])
+    path = os.pathsep.join([str(code / name) for name in FOLDERS])
     with served(folder, flags, has_watchdog=False, variables={"PYTHONPATH": path}) as stage:
         _replace(code)
         outcome.none("children left", _end_children(stage))

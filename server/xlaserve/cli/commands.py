@@ -221,9 +221,22 @@ def loaded(name: str) -> Any:
         kind = _imported(*row.kind.rsplit(".", 1)) if row.kind else None
         group.command(name, cls=kind, rich_help_panel=row.panel)(command)
     found = get_group(group).commands[name]
+    _take_synonyms(found)
     if not row.kind:  # otherwise it formats its help itself
         _escape_help(found)
     return found
+
+
+def _take_synonyms(command: Any) -> None:
+    """Have commands with an option `--version` accept `--model-version` too; the help has one."""
+    if any("--version" in parameter.opts for parameter in command.params):
+        command.context_settings["token_normalize_func"] = _flag
+    for each in getattr(command, "commands", {}).values():
+        _take_synonyms(each)
+
+
+def _flag(name: str) -> str:
+    return "version" if name == "model-version" else name
 
 
 def _escape_help(command: Any) -> None:

@@ -165,6 +165,7 @@ async def test_a_connection_stays_until_its_client_has_ended_what_was_answered(
             (trip,) = await until_sent(Kind.PING)
             await loop.sock_sendall(client, bytes(ping(trip.payload, ack=True)))
             await until_sent(Kind.GOAWAY, 2)
+            frames = []
             for number in range(TRIPS):
                 await loop.sock_sendall(client, bytes(ping(b"still on")))
                 frames = await until_sent(Kind.PING, 2 + number)

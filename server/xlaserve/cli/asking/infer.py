@@ -44,7 +44,7 @@ def infer(  # noqa: PLR0917, typer reads the parameters of a command from its si
         ),
     ] = None,
     model_version: Annotated[
-        str, typer.Option("--version", "--model-version", help="Defaults to the newest version.")
+        str, typer.Option("--version", help="Defaults to the newest version.")
     ] = "",
     classes: Annotated[
         int | None,

@@ -29,7 +29,7 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name: TypeAlias = Annotated[str, typer.Argument(help="Name of the model.")]
 Names: TypeAlias = Annotated[list[str], typer.Argument(help="Names of the models.")]
 Version: TypeAlias = Annotated[
-    str, typer.Option("--version", "--model-version", help="Defaults to the newest version.")
+    str, typer.Option("--version", help="Defaults to the newest version.")
 ]
 
 
@@ -138,7 +138,6 @@ def load(
         int | None,
         typer.Option(
             "--version",
-            "--model-version",
             min=1,
             help="Serve only this version, with the current configuration (a rollback in one"
             " step). A load without --version undoes it.",

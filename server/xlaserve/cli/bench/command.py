@@ -82,7 +82,7 @@ def bench(  # noqa: PLR0917, typer reads the parameters of a command from its si
         ),
     ] = None,
     model_version: Annotated[
-        str, typer.Option("--version", "--model-version", help="Defaults to the newest version.")
+        str, typer.Option("--version", help="Defaults to the newest version.")
     ] = "",
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for a connection, and for the last answers.")
