@@ -35,9 +35,9 @@ def go_on(folder: Path, *, processes: int = 1) -> Outcome:
     """Replace the code, end every child process, then have a child of each kind work."""
     outcome, code = Outcome(), folder / "code"
     packages = [Path(one.__path__[0]) for one in (xlaserve, xlaserve_proto)]
-    for place, package in zip(FOLDERS, packages, strict=True):
+    for root, package in zip(FOLDERS, packages, strict=True):
         # With the times of the files, so that cached bytecode is valid.
-        shutil.copytree(package, code / place / package.name)
+        shutil.copytree(package, code / root / package.name)
     protos = packages[0].parents[1] / "protos"
     if protos.exists():  # a checkout; a wheel has them in the package
         shutil.copytree(protos, code / "protos")
