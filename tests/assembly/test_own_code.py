@@ -1,12 +1,14 @@
 """A process that keeps its code, and one that it starts: see `process/own_code.py`."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from xlaserve import build
 from xlaserve.artifact import onnx_source
@@ -79,3 +81,22 @@ def test_a_process_that_keeps_nothing_starts_others_from_disk() -> None:
     given = (sys.executable, "-m", "xlaserve.cli")
 
     assert (list(given), []) == own_code.command(given)
+
+
+def test_a_server_that_cannot_keep_its_code_says_so_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(name: str, flags: int) -> int:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with capture_logs() as log:
+        own_code.keep()
+
+    assert own_code.kept() is None
+    assert ["Too many open files"] == [record["reason"] for record in log]
+
+
+def test_a_module_that_is_missing_is_not_left_out_of_a_hash() -> None:
+    with pytest.raises(FileNotFoundError, match="artifact/missing"):
+        own_code.sources(["artifact/missing.py"])

@@ -8,8 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
-from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from xlaserve.artifact import manifest
@@ -189,12 +189,16 @@ def _hash(path: Path, limit_bytes: int, roots: Roots, check_cancelled: Callable[
 
 def _converter() -> tuple[str, ...]:
     """Return the versions of the converter and its packages, and a hash of its code."""
+    return (*map(_version, _PACKAGES), _code_hash())
+
+
+@cache
+def _code_hash() -> str:
     code = hashlib.sha256()
     # The .pt2 importer uses parts of the ONNX importer.
-    readers = (own_code.sources(f"importers/{name}") for name in ("onnx", "pt2"))
-    for module in (*_WRITERS, *chain.from_iterable(readers)):
-        code.update(own_code.source(module))
-    return (*map(_version, _PACKAGES), code.hexdigest())
+    for source in own_code.sources((*_WRITERS, "importers/onnx", "importers/pt2")):
+        code.update(source)
+    return code.hexdigest()
 
 
 def _version(package: str) -> str:

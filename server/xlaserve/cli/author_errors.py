@@ -17,14 +17,12 @@ _NOT_THE_AUTHORS = (
     Path(xlaserve.__file__).parent,
     *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
-
-
 _ADVICE = {
     "'_DimExpr' object cannot be interpreted as an integer": (
         "; the number of rows is unknown at export: replace a loop over rows by jax.vmap"
     ),
 }
-"""What to do about texts of JAX, by a part of them."""
+"""Advice that is appended to an error of JAX, by a part of the error's text."""
 
 
 @contextmanager

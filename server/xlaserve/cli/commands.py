@@ -1,6 +1,6 @@
 """The table of commands, and the group that imports each on demand."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
@@ -221,18 +221,23 @@ def loaded(name: str) -> Any:
         kind = _imported(*row.kind.rsplit(".", 1)) if row.kind else None
         group.command(name, cls=kind, rich_help_panel=row.panel)(command)
     found = get_group(group).commands[name]
-    _take_synonyms(found)
-    if not row.kind:  # otherwise it formats its help itself
-        _escape_help(found)
+    for each in _with_subcommands(found):
+        _take_synonyms(each)
+        if not row.kind:  # otherwise it formats its help itself
+            _escape_help(each)
     return found
+
+
+def _with_subcommands(command: Any) -> Iterator[Any]:
+    yield command
+    for each in getattr(command, "commands", {}).values():
+        yield from _with_subcommands(each)
 
 
 def _take_synonyms(command: Any) -> None:
     """Have commands with an option `--version` accept `--model-version` too; the help has one."""
     if any("--version" in parameter.opts for parameter in command.params):
         command.context_settings["token_normalize_func"] = _flag
-    for each in getattr(command, "commands", {}).values():
-        _take_synonyms(each)
 
 
 def _flag(name: str) -> str:
@@ -247,8 +252,6 @@ def _escape_help(command: Any) -> None:
             from rich.markup import escape
 
             described.help = escape(text)
-    for each in getattr(command, "commands", {}).values():
-        _escape_help(each)
 
 
 def _imported(module: str, name: str) -> Any:

@@ -12,9 +12,8 @@ import re
 import struct
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
 from importlib import util
 from pathlib import Path
 
@@ -33,12 +32,11 @@ run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 """Program of the archive: runs the module that the first argument names."""
 _SOURCES = "sources/"
-"""Folder of the archive with the modules that `source` returns: a hash of them names what they
+"""Folder of the archive with the modules that `sources` returns: a hash of them names what they
 have converted."""
 _PROTOS = ("protos", "xlaserve/http/dashboard/protos")
 """Folder of a checkout, and its place in a wheel: see `force-include` in pyproject.toml."""
 _READ = ("artifact", "authoring", "importers")
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _SOURCE, _BYTECODE = ".py", ".pyc"
 _HEADER = struct.Struct("<4sIII")
 """Header of a file of bytecode: magic number, flags, time and size of its source."""
@@ -56,20 +54,30 @@ def keep() -> None:
     if not hasattr(os, "memfd_create"):
         _log.info("code not kept: restart after an upgrade", reason="no memfd_create")
         return
-    descriptor = os.memfd_create("xlaserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    archive = f"{_FOLDER}/{descriptor}"
     try:
-        with os.fdopen(os.dup(descriptor), "wb") as file, zipfile.ZipFile(file, "w") as written:
-            _write(written)
-        # A model's code has the descriptor in its process, and may not change what others run.
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        archive = f"{_FOLDER}/{_archived()}"
     except OSError as error:
-        os.close(descriptor)
         _log.warning("code not kept: restart after an upgrade", reason=str(error))
         return
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _PACKAGES and hasattr(module, "__path__"):
             module.__path__ = [f"{archive}/{name.replace('.', '/')}"]
+
+
+def _archived() -> int:
+    """Return the descriptor of a new archive of the code on disk; raises OSError."""
+    descriptor = os.memfd_create("xlaserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    # Constants of Linux alone.
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file, zipfile.ZipFile(file, "w") as written:
+            _write(written)
+        # A model's code has the descriptor in its process, and may not change what others run.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def kept() -> int | None:
@@ -93,27 +101,27 @@ def command(given: Sequence[str]) -> tuple[list[str], list[int]]:
     return words, []
 
 
-@cache
-def source(name: str) -> bytes:
-    """Return the source of a module of ours, such as `artifact/weights.py`; raises OSError."""
-    descriptor = kept()
-    if descriptor is None:
-        return (_folder("xlaserve") / name).read_bytes()
-    with zipfile.ZipFile(f"{_FOLDER}/{descriptor}") as archive:
-        return archive.read(f"{_SOURCES}{name}")
+def sources(names: Iterable[str]) -> list[bytes]:
+    """Return the sources of modules of ours, such as `artifact/weights.py`; raises OSError.
 
-
-def sources(folder: str) -> list[str]:
-    """Return the names of all modules in a folder such as `importers/onnx`, sorted."""
+    The name of a folder, such as `importers/onnx`, stands for all modules in it, sorted.
+    """
     descriptor = kept()
     if descriptor is None:
         root = _folder("xlaserve")
-        found = (file.relative_to(root).as_posix() for file in (root / folder).rglob("*.py"))
-        return sorted(found)
+        every = [file.relative_to(root).as_posix() for file in root.rglob("*.py")]
+        return [(root / name).read_bytes() for name in _named(names, every)]
     with zipfile.ZipFile(f"{_FOLDER}/{descriptor}") as archive:
-        prefix = f"{_SOURCES}{folder}/"
-        names = (name for name in archive.namelist() if name.startswith(prefix))
-        return sorted(name.removeprefix(_SOURCES) for name in names)
+        every = [name.removeprefix(_SOURCES) for name in archive.namelist()]
+        return [archive.read(f"{_SOURCES}{name}") for name in _named(names, every)]
+
+
+def _named(names: Iterable[str], every: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        found = sorted(one for one in every if f"{one}/".startswith(f"{name}/"))
+        if not found:
+            raise FileNotFoundError(name)
+        yield from found
 
 
 def _write(archive: zipfile.ZipFile) -> None:
